@@ -1,0 +1,313 @@
+"""Blocks of KV cache: who owns them, and which tokens they hold.
+
+Nothing in this file touches a key or a value. It hands out integers, the ids of the equal blocks of one
+pool, and keeps for each sequence a table of the ids that hold its tokens. That is why the same code can
+serve a simulator, a cache on a CPU and a kernel on a GPU.
+
+Two rules hold everywhere: a call that fails changes nothing, and the blocks that are free and those in
+use add up to the pool.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from itertools import islice
+from operator import index
+
+NEVER_USED = -1  # the count of a block that was never handed out
+
+
+class OutOfBlocks(Exception):
+    """More blocks were asked for than are free. Built in: ch02"""
+
+
+class DoubleFree(Exception):
+    """A reference was used or given up that nobody holds. Built in: ch02"""
+
+
+class UnknownBlock(Exception):
+    """No block of this pool, or one that was never handed out. Built in: ch02"""
+
+
+class BlockAllocator:
+    """A pool of equal blocks: a free list, and for each block the number of its holders.
+
+    The free list is a stack, so the block freed last is reused first. A block with several holders
+    returns to the free list when the last of them gives it up.
+    Source: Kwon et al. 2023, sections 4.2 and 4.4.  Built in: ch02
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """Put all blocks on the free list. O(num_blocks); ValueError unless there is at least one."""
+        if type(num_blocks) is not int or num_blocks < 1:
+            raise ValueError(f"a pool has at least 1 block, got {num_blocks!r}")
+        self.num_blocks = num_blocks
+        self._free_ids = list(range(num_blocks - 1, -1, -1))  # pop() hands out block 0 first
+        self._ref_counts = [NEVER_USED] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """The number of blocks that can be allocated now. O(1)."""
+        return len(self._free_ids)
+
+    def ref_count(self, block_id: int) -> int:
+        """The number of holders of a block, 0 if it is free. O(1). Raises UnknownBlock."""
+        self._check_id(block_id)
+        return max(self._ref_counts[block_id], 0)
+
+    def allocate(self) -> int:
+        """Take one block, which then has one holder. O(1). Raises OutOfBlocks."""
+        if not self._free_ids:
+            raise OutOfBlocks(f"need 1 block, 0 of {self.num_blocks} are free")
+        block_id = self._free_ids.pop()
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def allocate_many(self, n: int) -> list[int]:
+        """Take `n` blocks or none, in the order in which `n` single calls would give them. O(n).
+
+        Raises OutOfBlocks if fewer are free, ValueError if `n` is negative.
+        """
+        if n < 0:
+            raise ValueError(f"cannot allocate {n} blocks")
+        if n > self.num_free:
+            raise OutOfBlocks(f"need {n} blocks, {self.num_free} of {self.num_blocks} are free")
+        first = self.num_free - n
+        block_ids = self._free_ids[first:]
+        block_ids.reverse()
+        del self._free_ids[first:]
+        for block_id in block_ids:
+            self._ref_counts[block_id] = 1
+        return block_ids
+
+    def retain(self, block_id: int) -> None:
+        """Add a holder to a block in use. O(1). Raises as `free`."""
+        if self.ref_count(block_id) == 0:
+            raise self._not_held(block_id)
+        self._ref_counts[block_id] += 1
+
+    def free(self, block_id: int) -> None:
+        """Give up one reference; with the last one the block becomes free. O(1).
+
+        Raises DoubleFree if nobody holds the block, UnknownBlock if nobody ever did.
+        """
+        self.free_many([block_id])
+
+    def free_many(self, block_ids: Iterable[int]) -> None:
+        """Give up one reference for each id named, or none at all. O(n).
+
+        Raises as `free`, and DoubleFree if a block is named more often than it is held.
+        """
+        block_ids, num_blocks = list(block_ids), self.num_blocks
+        ref_counts, free_ids, num_free = self._ref_counts, self._free_ids, self.num_free
+        for done, block_id in enumerate(block_ids):
+            known = type(block_id) is int and 0 <= block_id < num_blocks
+            count = ref_counts[block_id] if known else 0
+            if count < 1:
+                del free_ids[num_free:]  # undo what this call did
+                for undone in block_ids[:done]:
+                    ref_counts[undone] += 1
+                raise self._not_held(block_id)
+            ref_counts[block_id] = count - 1
+            if count == 1:
+                free_ids.append(block_id)
+
+    def check_invariants(self) -> None:
+        """Assert that each block is either on the free list, once, or held. O(num_blocks)."""
+        free = set(self._free_ids)
+        assert len(free) == self.num_free, "a block is on the free list twice"
+        for block_id, count in enumerate(self._ref_counts):
+            assert (block_id in free) == (count < 1), f"block {block_id} has {count} holders"
+
+    def _check_id(self, block_id: int) -> None:
+        if type(block_id) is not int or not 0 <= block_id < self.num_blocks:
+            raise UnknownBlock(f"no block {block_id!r} in a pool of {self.num_blocks}")
+
+    def _not_held(self, block_id: int) -> Exception:
+        self._check_id(block_id)
+        if self._ref_counts[block_id] == NEVER_USED:
+            return UnknownBlock(f"block {block_id} was never handed out")
+        return DoubleFree(f"block {block_id} has {self.ref_count(block_id)} holders")
+
+
+def blocks_needed(num_tokens: int, block_size: int) -> int:
+    """The number of blocks that hold `num_tokens` tokens: the quotient, rounded up. Built in: ch03"""
+    return -(-num_tokens // block_size)
+
+
+class BlockTables:
+    """For each sequence a table: its logical block i, in order, is the physical block table[i].
+
+    `num_tokens` counts the tokens whose keys and values are stored. A token's place is its slot,
+    table[position // block_size] * block_size + position % block_size. Sequences share blocks after a
+    `fork`; before one of them writes into a shared block it gets a copy of its own (copy on write), and
+    the last owner writes in place. Calls that may need copies return them as (source, destination)
+    pairs; the caller copies keys and values, all layers, before it writes.
+    Source: Kwon et al. 2023, sections 4.3 and 4.4.  Built in: ch03
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
+        """Start without sequences. ValueError unless a block holds at least one token."""
+        if type(block_size) is not int or block_size < 1:
+            raise ValueError(f"a block holds at least 1 token, got {block_size!r}")
+        self.allocator = allocator
+        self.block_size = block_size
+        self._tables: dict[Hashable, list[int]] = {}
+        self._num_tokens: dict[Hashable, int] = {}
+
+    def seq_ids(self) -> list[Hashable]:
+        """The sequences that have a table, oldest first."""
+        return list(self._tables)
+
+    def num_tokens(self, seq_id: Hashable) -> int:
+        """How many tokens a sequence has stored. O(1). Raises KeyError."""
+        self._check_known(seq_id)
+        return self._num_tokens[seq_id]
+
+    def block_table(self, seq_id: Hashable) -> list[int]:
+        """A copy of a sequence's table. O(len(table)). Raises KeyError."""
+        self._check_known(seq_id)
+        return list(self._tables[seq_id])
+
+    def add(self, seq_id: Hashable, num_tokens: int = 0) -> None:
+        """Start a sequence with room for `num_tokens` tokens, which count as stored. O(blocks).
+
+        Raises OutOfBlocks; ValueError if the sequence exists or the number is negative.
+        """
+        self._check_new(seq_id)
+        num_blocks = blocks_needed(_count(num_tokens), self.block_size)
+        self._tables[seq_id] = self.allocator.allocate_many(num_blocks)
+        self._num_tokens[seq_id] = index(num_tokens)
+
+    def append(self, seq_id: Hashable, n: int = 1) -> list[tuple[int, int]]:
+        """Count `n` more tokens as stored; return the copies to make before they are written.
+
+        O(1) for one token, O(blocks) for more. Raises OutOfBlocks, KeyError, ValueError.
+        """
+        stored = self._num_tokens.get(seq_id)
+        if n != 1 or stored is None:
+            return self.append_all({seq_id: n})
+        table, logical = self._tables[seq_id], stored // self.block_size
+        if logical == len(table):
+            table.append(self.allocator.allocate())
+        elif self.allocator._ref_counts[table[logical]] > 1:
+            return self.append_all({seq_id: 1})
+        self._num_tokens[seq_id] = stored + 1
+        return []
+
+    def append_all(self, growth: Mapping[Hashable, int]) -> list[tuple[int, int]]:
+        """`append` for several sequences, {seq_id: n}: all of them grow, or none does."""
+        copies = self._make_room(growth)
+        for seq_id, n in growth.items():
+            self._num_tokens[seq_id] += index(n)
+        return copies
+
+    def reserve(self, seq_id: Hashable, num_tokens: int) -> list[tuple[int, int]]:
+        """Take the blocks that `num_tokens` more tokens need, without storing any yet.
+
+        A later append of up to that many tokens needs no block, unless the sequence was forked in
+        between. Returns copies and raises as `append`.
+        """
+        return self._make_room({seq_id: num_tokens})
+
+    def blocks_to_append(self, growth: Mapping[Hashable, int]) -> int:
+        """How many free blocks `append_all(growth)` takes, those for copies included."""
+        copying, new_blocks = self._plan(growth)
+        return len(copying) + sum(new_blocks.values())
+
+    def can_append(self, seq_id: Hashable, n: int = 1) -> bool:
+        """Whether `append` would find its blocks; changes nothing."""
+        return self.blocks_to_append({seq_id: n}) <= self.allocator.num_free
+
+    def fork(self, parent: Hashable, child: Hashable) -> None:
+        """Give `child` the parent's blocks that hold tokens, without copying any keys or values.
+
+        Each gains one holder; room that the parent reserved ahead stays its own. O(len(table)), and
+        cannot run out of blocks. Raises KeyError if `parent` is unknown, ValueError if `child` exists.
+        """
+        self._check_known(parent)
+        self._check_new(child)
+        num_blocks = blocks_needed(self._num_tokens[parent], self.block_size)
+        shared = self._tables[parent][:num_blocks]
+        ref_counts = self.allocator._ref_counts
+        for block_id in shared:
+            ref_counts[block_id] += 1
+        self._tables[child] = shared
+        self._num_tokens[child] = self._num_tokens[parent]
+
+    def drop(self, seq_id: Hashable) -> None:
+        """End a sequence and give up its blocks, the last one first. O(len(table)). Raises KeyError."""
+        self._check_known(seq_id)
+        self.allocator.free_many(reversed(self._tables[seq_id]))
+        del self._tables[seq_id], self._num_tokens[seq_id]
+
+    def slot(self, seq_id: Hashable, position: int) -> int:
+        """Where the token at `position` is stored: block_id * block_size + offset. O(1).
+
+        Raises KeyError, and IndexError for a position that holds no token.
+        """
+        num_tokens = self.num_tokens(seq_id)
+        if not 0 <= position < num_tokens:
+            raise IndexError(f"position {position} of a sequence with {num_tokens} tokens")
+        logical, offset = divmod(position, self.block_size)
+        return self._tables[seq_id][logical] * self.block_size + offset
+
+    def slot_mapping(self, seq_id: Hashable, start: int = 0, stop: int | None = None) -> list[int]:
+        """The slots of positions `start` to `stop` (by default all that are stored), in order."""
+        stop = self.num_tokens(seq_id) if stop is None else stop
+        return [self.slot(seq_id, position) for position in range(start, stop)]
+
+    def check_invariants(self) -> None:
+        """Assert that counts equal holders and that tables fit their lengths. O(num_blocks + tables)."""
+        self.allocator.check_invariants()
+        holders = Counter()
+        for seq_id, table in self._tables.items():
+            used = blocks_needed(self._num_tokens[seq_id], self.block_size)
+            assert used <= len(table) == len(set(table)), f"{seq_id!r}: {used} blocks, {table}"
+            holders.update(table)
+            for block_id in table[used:]:
+                assert self.allocator.ref_count(block_id) == 1, f"reserved block {block_id} is shared"
+        for block_id in range(self.allocator.num_blocks):
+            count = self.allocator.ref_count(block_id)
+            assert count == holders[block_id], f"block {block_id}: {count}, {holders[block_id]}"
+
+    def _plan(self, growth):
+        copying, new_blocks, leaving = {}, {}, Counter()
+        for seq_id, n in growth.items():
+            stored, table = self.num_tokens(seq_id), self._tables[seq_id]
+            needed = blocks_needed(stored + _count(n), self.block_size)
+            new_blocks[seq_id] = max(0, needed - len(table))
+            logical, offset = divmod(stored, self.block_size)
+            if n > 0 and offset > 0:  # the first write goes into a block that holds tokens already
+                shared = table[logical]
+                if self.allocator.ref_count(shared) - leaving[shared] > 1:
+                    copying[seq_id] = logical
+                    leaving[shared] += 1
+        return copying, new_blocks
+
+    def _make_room(self, growth):
+        copying, new_blocks = self._plan(growth)
+        fresh = iter(self.allocator.allocate_many(len(copying) + sum(new_blocks.values())))
+        copies = []
+        for seq_id, n in new_blocks.items():
+            table = self._tables[seq_id]
+            if seq_id in copying:
+                logical = copying[seq_id]
+                copies.append((table[logical], next(fresh)))
+                self.allocator.free(table[logical])
+                table[logical] = copies[-1][1]
+            table.extend(islice(fresh, n))
+        return copies
+
+    def _check_known(self, seq_id):
+        if seq_id not in self._tables:
+            raise KeyError(f"no sequence {seq_id!r}")
+
+    def _check_new(self, seq_id):
+        if seq_id in self._tables:
+            raise ValueError(f"sequence {seq_id!r} exists")
+
+
+def _count(n: int) -> int:
+    if index(n) < 0:
+        raise ValueError(f"a number of tokens cannot be negative, got {n}")
+    return index(n)
