@@ -1,0 +1,109 @@
+"""Requests: how long prompts and answers are, drawn from a distribution or read from a real trace.
+
+A request is two numbers, the tokens of its prompt and of its output. What the tokens say does not
+matter to an allocator. Two cautions: the named workloads are synthetic, and a trace tells what was
+asked of a server, not what a policy would have been told.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Request(NamedTuple):
+    """One request: tokens of its prompt and of its output, and when it came, in seconds. Given."""
+
+    prompt: int
+    output: int
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in order of arrival, as arrays of one entry a request. Given.
+
+    `prompts` and `outputs` count tokens, each at least 1; `arrivals` are seconds from the first
+    request, `prefix_ids` the trace's ids of each prompt's blocks; both are None where nothing is
+    known of them. `set_aside` counts the rows of a trace that are not among the requests, by reason.
+    """
+
+    name: str
+    prompts: np.ndarray
+    outputs: np.ndarray
+    arrivals: np.ndarray | None = None
+    prefix_ids: tuple[tuple[int, ...], ...] | None = None
+    set_aside: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse lengths that no request has."""
+        for kind, lengths in (("prompt", self.prompts), ("output", self.outputs)):
+            if len(lengths) != len(self.prompts):
+                raise ValueError(f"{len(self.prompts)} prompts but {len(lengths)} {kind}s")
+            if len(lengths) and lengths.min() < 1:
+                i = int(np.argmin(lengths))
+                raise ValueError(f"request {i}: {kind} of {lengths[i]} tokens, at least 1 is needed")
+
+    def __len__(self) -> int:
+        """The number of requests."""
+        return len(self.prompts)
+
+    def __iter__(self) -> Iterator[Request]:
+        """The requests, one by one."""
+        arrivals = np.zeros(len(self)) if self.arrivals is None else self.arrivals
+        columns = (self.prompts, self.outputs, arrivals)
+        return map(Request._make, zip(*(column.tolist() for column in columns), strict=True))
+
+    def __str__(self) -> str:
+        """The name, the number of requests, and everything that is not among them."""
+        parts = [f"{self.name}: {len(self):,} requests"]
+        parts += [f"{count:,} rows set aside: {why}" for why, count in self.set_aside.items() if count]
+        return "; ".join(parts + list(self.notes))
+
+    def head(self, n: int) -> "Workload":
+        """The first `n` requests."""
+        cut = {k: v[:n] for k, v in vars(self).items() if isinstance(v, np.ndarray | tuple)}
+        return replace(self, **(cut | {"notes": self.notes}))
+
+
+# name: (median, sigma) of the prompt and of the output, both log-normal. Chosen so that the means come
+# close to those of the reference: 217 + 154, 627 + 47 and 47 + 359 tokens.
+SHAPES = {
+    "chat": ((180, 0.6), (120, 0.7)),
+    "long_prompt": ((600, 0.3), (40, 0.6)),
+    "long_answer": ((40, 0.6), (290, 0.7)),
+}
+
+
+def draw(name: str, num_requests: int = 3_000, seed: int = 0, max_context: int = 1_024) -> Workload:
+    """Draw a synthetic workload by name: chat, long_prompt or long_answer.
+
+    Lengths are log-normal with the medians and sigmas in `SHAPES`, rounded, and cut so that prompt and
+    output together fit into `max_context` tokens. The same seed gives the same requests.
+    Raises ValueError for another name.  Given.
+    """
+    if name not in SHAPES:
+        raise ValueError(f"no workload {name!r}: choose one of {', '.join(SHAPES)}")
+    return draw_log_normal(name, *SHAPES[name], num_requests, seed, max_context)
+
+
+def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_024) -> Workload:
+    """Draw a workload of your own: `prompt` and `output` are (median, sigma). See `draw`.  Given."""
+    rng = np.random.default_rng(seed)
+    prompts, outputs = (
+        np.rint(rng.lognormal(np.log(median), sigma, num_requests)).astype(np.int64)
+        for median, sigma in (prompt, output)
+    )
+    prompts = np.clip(prompts, 1, max_context - 1)
+    return Workload(name, prompts, np.clip(outputs, 1, max_context - prompts))
+
+
+def from_pairs(pairs: Iterable[Sequence[int]], name: str = "pairs") -> Workload:
+    """A workload from (prompt, output) pairs. Raises ValueError for anything but whole numbers.  Given."""
+    pairs = list(pairs)
+    table = np.array(pairs) if pairs else np.empty((0, 2), np.int64)
+    if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
+        raise ValueError(f"expected (prompt, output) pairs of whole numbers, got {pairs[:3]!r} ...")
+    return Workload(name, *table.astype(np.int64).T)
