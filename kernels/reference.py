@@ -1,7 +1,7 @@
 """Attention through a block table in plain torch: slow, exact, and read before anything faster.
 
-Every faster path is held against this one. It gathers each sequence's keys and values by its table and
-works in float64, so that what differs elsewhere is that path's own rounding.
+Every faster path is held against this one. It gathers each sequence's keys and values by its table
+and works in float64, so that what differs elsewhere is that path's own rounding.
 """
 
 import math
@@ -19,12 +19,12 @@ def paged_attention(
 ) -> torch.Tensor:
     """One query a sequence, against all keys and values that its table names.
 
-    Shapes: queries [batch, q_heads, head_dim]; both pools [num_blocks, block_size, kv_heads, head_dim];
-    block_tables [batch, max_blocks], physical block ids; seq_lens [batch], tokens stored. Entries of a
-    table past ceil(seq_len / block_size) are not read, nor are slots past seq_len. Each group of
-    q_heads / kv_heads queries reads the same key and value head. `scale` is 1 / sqrt(head_dim) if None.
-    Returns [batch, q_heads, head_dim] in float64; a sequence of length 0 gives zeros.
-    Raises ValueError when shapes, heads, lengths or block ids do not fit together.
+    Shapes: queries [batch, q_heads, head_dim]; both pools [num_blocks, block_size, kv_heads,
+    head_dim]; block_tables [batch, max_blocks], physical block ids; seq_lens [batch], tokens
+    stored. Entries of a table past ceil(seq_len / block_size) are not read, nor are slots past
+    seq_len. Each group of q_heads / kv_heads queries reads the same key and value head. `scale` is
+    1 / sqrt(head_dim) if None. Returns [batch, q_heads, head_dim] in float64; a sequence of length
+    0 gives zeros. Raises ValueError when shapes, heads, lengths or block ids do not fit together.
     """
     _check(queries, key_pool, value_pool, block_tables, seq_lens)
     scale = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
@@ -43,7 +43,7 @@ def paged_attention(
 
 
 def _gather(pool: torch.Tensor, block_table: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` tokens of one sequence, in order: [length, kv_heads, head_dim], float64."""
+    """The first `length` tokens of a sequence, in order: [length, kv_heads, head_dim], float64."""
     block_size = pool.shape[1]
     used = block_table[: -(-length // block_size)].long()
     return pool[used].flatten(0, 1)[:length].double()
@@ -62,7 +62,9 @@ def _check(queries, key_pool, value_pool, block_tables, seq_lens):
     for row, length in enumerate(seq_lens.tolist()):
         used = -(-length // block_size)
         if length < 0 or used > block_tables.shape[1]:
-            raise ValueError(f"row {row}: {length} tokens in a table of {block_tables.shape[1]} blocks")
+            raise ValueError(
+                f"row {row}: {length} tokens in a table of {block_tables.shape[1]} blocks"
+            )
         ids = block_tables[row, :used]
         if used and not (0 <= ids.min() and ids.max() < num_blocks):
             raise ValueError(f"row {row}: block ids {ids.tolist()} in a pool of {num_blocks}")

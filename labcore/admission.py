@@ -1,7 +1,7 @@
 """Who may come in, and who must go: the decisions of a server with a fixed pool of blocks.
 
-A policy sees what a server sees: the tokens of the prompt, the tokens stored so far, the limit that the
-request declared and the maximum context. It never sees how long the answer will be.
+A policy sees what a server sees: the tokens of the prompt, the tokens stored so far, the limit
+that the request declared and the maximum context. It never sees how long the answer will be.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ class Admission(Enum):
 class Limits:
     """What a server knows of its memory and of its clients. Built in: ch08
 
-    `num_blocks` blocks of `block_size` tokens; `declared`, the output limit that each request states,
-    and `max_context`, the most tokens a sequence can have; `watermark`, the fraction of the pool that
-    an admission must leave free.
+    `num_blocks` blocks of `block_size` tokens; `declared`, the output limit that each request
+    states, and `max_context`, the most tokens a sequence can have; `watermark`, the fraction of
+    the pool that an admission must leave free.
     """
 
     num_blocks: int
@@ -56,10 +56,11 @@ class Limits:
 class Policy:
     """A rule for memory: how much to set aside when a request comes in, and whether it grows.
 
-    `set_aside(prompt, stored, limits)` is the number of tokens for which room is taken when a request
-    comes in, or comes back with `stored` tokens. Where `grows` is true, more blocks are taken one by
-    one as tokens are stored; else the room stays as it is, and a sequence that outgrows it stores on,
-    which is an overrun. A longer prompt never needs less room. Built in: ch07
+    `set_aside(prompt, stored, limits)` is the number of tokens for which room is taken when a
+    request comes in, or comes back with `stored` tokens. Where `grows` is true, more blocks are
+    taken one by one as tokens are stored; else the room stays as it is, and a sequence that
+    outgrows it stores on, which is an overrun. A longer prompt never needs less room. Built in:
+    ch07
     """
 
     name: str
@@ -83,11 +84,13 @@ def room_for_stored(prompt: int, stored: int, limits: Limits) -> int:
 
 
 #: Servers before Orca, and Orca's Max in the PagedAttention paper. Left out: its buddy allocator.
+#: Built in: ch07
 reserve_max = Policy("reserve_max", room_for_maximum, grows=False)
 #: TensorRT-LLM's default (no request is ever evicted). Left out: its rounding and chunked prefill.
+#: Built in: ch07
 reserve_limit = Policy("reserve_limit", room_for_declared, grows=False)
 #: vLLM: v0 with a watermark of 0.01, v1 with none, and one again since June 2026 (PR #44594).
-#: Left out: prefix sharing, chunked prefill, the limit on tokens a step.
+#: Left out: prefix sharing, chunked prefill, the limit on tokens a step. Built in: ch07
 paged = Policy("paged", room_for_stored, grows=True)
 
 
@@ -99,7 +102,9 @@ def submit(policy: Policy, prompt: int, limits: Limits) -> str | None:
     """
     if prompt >= limits.max_context:
         return f"a prompt of {prompt} tokens leaves no room in a context of {limits.max_context}"
-    tokens = max(room_for_declared(prompt, prompt, limits), policy.set_aside(prompt, prompt, limits))
+    tokens = max(
+        room_for_declared(prompt, prompt, limits), policy.set_aside(prompt, prompt, limits)
+    )
     needed = blocks_needed(tokens, limits.block_size)
     if needed > limits.num_blocks:
         return f"needs {needed} blocks, the pool has {limits.num_blocks}"
@@ -132,7 +137,10 @@ def admit(
 
 @dataclass(slots=True)
 class Resident:
-    """A running sequence as a policy sees it: its place in the order of arrival, its tokens. Given."""
+    """A running sequence as a policy sees it: its place in the order of arrival, its tokens.
+
+    Given.
+    """
 
     index: int
     prompt: int

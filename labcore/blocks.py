@@ -1,11 +1,11 @@
 """Blocks of KV cache: who owns them, and which tokens they hold.
 
-Nothing in this file touches a key or a value. It hands out integers, the ids of the equal blocks of one
-pool, and keeps for each sequence a table of the ids that hold its tokens. That is why the same code can
-serve a simulator, a cache on a CPU and a kernel on a GPU.
+Nothing in this file touches a key or a value. It hands out integers, the ids of the equal blocks
+of one pool, and keeps for each sequence a table of the ids that hold its tokens. That is why the
+same code can serve a simulator, a cache on a CPU and a kernel on a GPU.
 
-Two rules hold everywhere: a call that fails changes nothing, and the blocks that are free and those in
-use add up to the pool.
+Two rules hold everywhere: a call that fails changes nothing, and the blocks that are free and
+those in use add up to the pool.
 """
 
 from collections import Counter
@@ -37,7 +37,10 @@ class BlockAllocator:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        """Put all blocks on the free list. O(num_blocks); ValueError unless there is at least one."""
+        """Put all blocks on the free list.
+
+        O(num_blocks); ValueError unless there is at least one.
+        """
         if type(num_blocks) is not int or num_blocks < 1:
             raise ValueError(f"a pool has at least 1 block, got {num_blocks!r}")
         self.num_blocks = num_blocks
@@ -81,9 +84,8 @@ class BlockAllocator:
 
     def retain(self, block_id: int) -> None:
         """Add a holder to a block in use. O(1). Raises as `free`."""
-        if self.ref_count(block_id) == 0:
-            raise self._not_held(block_id)
-        self._ref_counts[block_id] += 1
+        self._check_held([block_id])
+        self._hold([block_id])
 
     def free(self, block_id: int) -> None:
         """Give up one reference; with the last one the block becomes free. O(1).
@@ -97,40 +99,50 @@ class BlockAllocator:
 
         Raises as `free`, and DoubleFree if a block is named more often than it is held.
         """
-        block_ids, num_blocks = list(block_ids), self.num_blocks
-        ref_counts, free_ids, num_free = self._ref_counts, self._free_ids, self.num_free
-        for done, block_id in enumerate(block_ids):
-            known = type(block_id) is int and 0 <= block_id < num_blocks
-            count = ref_counts[block_id] if known else 0
-            if count < 1:
-                del free_ids[num_free:]  # undo what this call did
-                for undone in block_ids[:done]:
-                    ref_counts[undone] += 1
-                raise self._not_held(block_id)
-            ref_counts[block_id] = count - 1
-            if count == 1:
-                free_ids.append(block_id)
+        block_ids = list(block_ids)
+        self._check_held(block_ids)
+        self._give_up(block_ids)
 
     def check_invariants(self) -> None:
         """Assert that each block is either on the free list, once, or held. O(num_blocks)."""
-        free = set(self._free_ids)
-        assert len(free) == self.num_free, "a block is on the free list twice"
-        for block_id, count in enumerate(self._ref_counts):
-            assert (block_id in free) == (count < 1), f"block {block_id} has {count} holders"
+        unheld = [i for i, count in enumerate(self._ref_counts) if count < 1]
+        assert sorted(self._free_ids) == unheld, f"free {self._free_ids}, without holder {unheld}"
 
     def _check_id(self, block_id: int) -> None:
         if type(block_id) is not int or not 0 <= block_id < self.num_blocks:
             raise UnknownBlock(f"no block {block_id!r} in a pool of {self.num_blocks}")
 
-    def _not_held(self, block_id: int) -> Exception:
-        self._check_id(block_id)
-        if self._ref_counts[block_id] == NEVER_USED:
-            return UnknownBlock(f"block {block_id} was never handed out")
-        return DoubleFree(f"block {block_id} has {self.ref_count(block_id)} holders")
+    def _check_held(self, block_ids: list[int]) -> None:
+        num_blocks, ref_counts = self.num_blocks, self._ref_counts
+        for block_id in block_ids:
+            if type(block_id) is not int or not 0 <= block_id < num_blocks:
+                self._check_id(block_id)
+            if ref_counts[block_id] < 1:
+                if ref_counts[block_id] == NEVER_USED:
+                    raise UnknownBlock(f"block {block_id} was never handed out")
+                raise DoubleFree(f"block {block_id} has 0 holders")
+        if len(set(block_ids)) < len(block_ids):
+            for block_id, times in Counter(block_ids).items():
+                if times > (held := ref_counts[block_id]):
+                    raise DoubleFree(f"block {block_id}: named {times} times, held {held}")
+
+    def _hold(self, block_ids: list[int]) -> None:
+        for block_id in block_ids:
+            self._ref_counts[block_id] += 1
+
+    def _give_up(self, block_ids: list[int]) -> None:
+        ref_counts, free_ids = self._ref_counts, self._free_ids
+        for block_id in block_ids:
+            ref_counts[block_id] = count = ref_counts[block_id] - 1
+            if count == 0:
+                free_ids.append(block_id)
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
-    """The number of blocks that hold `num_tokens` tokens: the quotient, rounded up. Built in: ch03"""
+    """The number of blocks that hold `num_tokens` tokens: the quotient, rounded up.
+
+    Built in: ch03
+    """
     return -(-num_tokens // block_size)
 
 
@@ -138,10 +150,10 @@ class BlockTables:
     """For each sequence a table: its logical block i, in order, is the physical block table[i].
 
     `num_tokens` counts the tokens whose keys and values are stored. A token's place is its slot,
-    table[position // block_size] * block_size + position % block_size. Sequences share blocks after a
-    `fork`; before one of them writes into a shared block it gets a copy of its own (copy on write), and
-    the last owner writes in place. Calls that may need copies return them as (source, destination)
-    pairs; the caller copies keys and values, all layers, before it writes.
+    table[position // block_size] * block_size + position % block_size. Sequences share blocks
+    after a `fork`; before one of them writes into a shared block it gets a copy of its own (copy
+    on write), and the last owner writes in place. Calls that may need copies return them as
+    (source, destination) pairs; the caller copies keys and values, all layers, before it writes.
     Source: Kwon et al. 2023, sections 4.3 and 4.4.  Built in: ch03
     """
 
@@ -221,24 +233,26 @@ class BlockTables:
     def fork(self, parent: Hashable, child: Hashable) -> None:
         """Give `child` the parent's blocks that hold tokens, without copying any keys or values.
 
-        Each gains one holder; room that the parent reserved ahead stays its own. O(len(table)), and
-        cannot run out of blocks. Raises KeyError if `parent` is unknown, ValueError if `child` exists.
+        Each gains one holder; room that the parent reserved ahead stays its own. O(len(table)),
+        and cannot run out of blocks. Raises KeyError if `parent` is unknown, ValueError if `child`
+        exists.
         """
         self._check_known(parent)
         self._check_new(child)
         num_blocks = blocks_needed(self._num_tokens[parent], self.block_size)
         shared = self._tables[parent][:num_blocks]
-        ref_counts = self.allocator._ref_counts
-        for block_id in shared:
-            ref_counts[block_id] += 1
+        self.allocator._hold(shared)  # no check: this table holds them
         self._tables[child] = shared
         self._num_tokens[child] = self._num_tokens[parent]
 
     def drop(self, seq_id: Hashable) -> None:
-        """End a sequence and give up its blocks, the last one first. O(len(table)). Raises KeyError."""
+        """End a sequence and give up its blocks, the last one first.
+
+        O(len(table)). Raises KeyError.
+        """
         self._check_known(seq_id)
-        self.allocator.free_many(reversed(self._tables[seq_id]))
-        del self._tables[seq_id], self._num_tokens[seq_id]
+        self.allocator._give_up(self._tables.pop(seq_id)[::-1])  # no check: this table holds them
+        del self._num_tokens[seq_id]
 
     def slot(self, seq_id: Hashable, position: int) -> int:
         """Where the token at `position` is stored: block_id * block_size + offset. O(1).
@@ -257,7 +271,10 @@ class BlockTables:
         return [self.slot(seq_id, position) for position in range(start, stop)]
 
     def check_invariants(self) -> None:
-        """Assert that counts equal holders and that tables fit their lengths. O(num_blocks + tables)."""
+        """Assert that counts equal holders and that tables fit their lengths.
+
+        O(num_blocks + tables).
+        """
         self.allocator.check_invariants()
         holders = Counter()
         for seq_id, table in self._tables.items():
@@ -265,7 +282,9 @@ class BlockTables:
             assert used <= len(table) == len(set(table)), f"{seq_id!r}: {used} blocks, {table}"
             holders.update(table)
             for block_id in table[used:]:
-                assert self.allocator.ref_count(block_id) == 1, f"reserved block {block_id} is shared"
+                assert self.allocator.ref_count(block_id) == 1, (
+                    f"reserved block {block_id} is shared"
+                )
         for block_id in range(self.allocator.num_blocks):
             count = self.allocator.ref_count(block_id)
             assert count == holders[block_id], f"block {block_id}: {count}, {holders[block_id]}"

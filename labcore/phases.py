@@ -1,8 +1,8 @@
 """The fast way through a simulation: it touches a sequence only when something happens to it.
 
-Every running sequence stores one token a step. One that came in at step a with s tokens has
-t + (s - a) of them at the start of step t; call s - a its lead. It needs a block in the steps in which
-t + lead is a multiple of the block size. So all that has to be known of the running sequences is how
+Every running sequence stores one token a step. One that came in at step a with s tokens has t + (s
+- a) of them at the start of step t; call s - a its lead. It needs a block in the steps in which t
++ lead is a multiple of the block size. So all that has to be known of the running sequences is how
 many there are of each lead modulo the block size: one of these numbers is the demand of a step.
 What is left are events: admissions, departures, and steps whose demand passes the free blocks.
 
@@ -60,7 +60,12 @@ class PhaseLoop:
 
     def admit(self, step: int) -> None:
         """Let in the head of the queue while its blocks, and the watermark's, are free."""
-        jobs, stored, preempted, history = self.jobs, self.stored, self.preempted, self.counts.history
+        jobs, stored, preempted, history = (
+            self.jobs,
+            self.stored,
+            self.preempted,
+            self.counts.history,
+        )
         block_size, headroom = jobs.limits.block_size, jobs.limits.headroom
         while self.num_waiting:
             i = preempted[-1] if preempted else self.head

@@ -1,7 +1,7 @@
 """How many sequences fit: a saturated server that gives every running sequence one token a step.
 
-It is a model of an allocator, not of a server: prompts cost no time, every request is there from the
-start, and a preemption is charged as a flat number of steps. What a step does is told in
+It is a model of an allocator, not of a server: prompts cost no time, every request is there from
+the start, and a preemption is charged as a flat number of steps. What a step does is told in
 `labcore.steps`. `simulate` takes the fast way of `labcore.phases` where that is exact.
 """
 
@@ -21,11 +21,11 @@ from labcore.workloads import Workload, draw, from_pairs
 class SimulationResult:
     """What a run came to. Ratios are of sums over all steps, taken before finished sequences leave.
 
-    `steps` are raw; `charged_steps` add `recompute_steps` for each preemption. `empty_preemptions` are
-    those of victims that had stored nothing since they came in. `utilization` is stored / set aside,
-    `waste` unused / set aside, `waste_of_used` unused / stored, in tokens. `mean_resident` is over the
-    steps in which a request waits (all, if none ever does). `refusals` gives a reason for each refused
-    request; `overruns` counts sequences that outgrew their reservation. Given.
+    `steps` are raw; `charged_steps` add `recompute_steps` for each preemption. `empty_preemptions`
+    are those of victims that had stored nothing since they came in. `utilization` is stored / set
+    aside, `waste` unused / set aside, `waste_of_used` unused / stored, in tokens. `mean_resident`
+    is over the steps in which a request waits (all, if none ever does). `refusals` gives a reason
+    for each refused request; `overruns` counts sequences that outgrew their reservation. Given.
     """
 
     steps: int
@@ -63,14 +63,14 @@ def simulate(
     seed: int = 0,
     history: bool = False,
 ) -> SimulationResult:
-    """Run a workload under a policy on `budget` tokens of KV cache, in blocks of `block_size` tokens.
+    """Run a workload under a policy on `budget` tokens of KV cache in blocks of `block_size` tokens.
 
-    `workload` is a name (3,000 requests drawn with `seed`), a `Workload`, or (prompt, output) pairs;
-    all requests wait from the start, in order. `block_size` is by default 16 where blocks are taken on
-    demand and 1 where room is reserved. A sequence ends at `max_context` tokens if not before.
-    The same arguments give the same result. Cost: see `labcore.phases`; with another victim than the
-    newest, or a history, O(running) a step.
-    Raises ValueError for settings and requests that cannot be. Built in: ch07
+    `workload` is a name (3,000 requests drawn with `seed`), a `Workload`, or (prompt, output)
+    pairs; all requests wait from the start, in order. `block_size` is by default 16 where blocks
+    are taken on demand and 1 where room is reserved. A sequence ends at `max_context` tokens if
+    not before. The same arguments give the same result. Cost: see `labcore.phases`; with another
+    victim than the newest, or a history, O(running) a step. Raises ValueError for settings and
+    requests that cannot be. Built in: ch07
     """
     if isinstance(workload, str):
         workload = draw(workload, seed=seed, max_context=max_context)
@@ -79,7 +79,9 @@ def simulate(
     if block_size is None:
         block_size = 16 if policy.grows else 1
     if block_size < 1 or recompute_steps < 0:
-        raise ValueError(f"block_size={block_size} or recompute_steps={recompute_steps} is too small")
+        raise ValueError(
+            f"block_size={block_size} or recompute_steps={recompute_steps} is too small"
+        )
     limits = Limits(budget // block_size, block_size, declared, max_context, watermark)
     if not policy.grows:  # what is set aside never grows, so there is nothing to keep headroom for
         limits = replace(limits, watermark=0.0)
@@ -107,7 +109,7 @@ def _submit_all(policy, workload, limits):
 
 
 def _result(jobs, counts, refusals, recompute_steps):
-    """Ratios from closed forms: whatever the schedule, token k of a sequence is stored in one step."""
+    """Ratios from closed forms: in any schedule, token k of a sequence is stored in one step."""
     block_size = jobs.limits.block_size
     served = np.array(jobs.accepted, dtype=np.int64)
     first, last = np.array(jobs.prompts)[served], np.array(jobs.lengths)[served]

@@ -3,8 +3,9 @@
 One step is, in this order:
 
 1. Admit from the head of the queue while it fits; the head blocks the rest.
-2. Each running sequence, in order of admission, makes room for one more token. While no block is free
-   a victim is preempted: it gives its blocks back, keeps its tokens, and waits at the head of the queue.
+2. Each running sequence, in order of admission, makes room for one more token. While none is free
+   a victim is preempted: it gives its blocks back, keeps its tokens, and waits at the head of the
+   queue.
 3. Every sequence that still runs stores one token.
 4. Measure. Then those that have reached their length leave.
 """
@@ -22,8 +23,9 @@ Victim = Callable[[Sequence[Resident]], Resident]
 class History:
     """What happened in each step, for plots and for comparing two runs. Given.
 
-    The lists hold one entry a step, taken after tokens are stored and before finished sequences leave;
-    `free` counts blocks and `stored` tokens. `admitted` and `victims` hold (step, request) pairs.
+    The lists hold one entry a step, taken after tokens are stored and before finished sequences
+    leave; `free` counts blocks and `stored` tokens. `admitted` and `victims` hold (step, request)
+    pairs.
     """
 
     running: list[int] = field(default_factory=list)
@@ -60,9 +62,9 @@ class Counts:
 class Jobs:
     """The requests of a run as plain lists, and which of them may come in at all. Given.
 
-    `prompts` and `lengths` hold tokens by request; a sequence ends at its length. `accepted` are the
-    requests that were not refused. `room` holds the blocks that a reserving policy sets aside for each
-    request; it is None where blocks are taken as tokens are stored.
+    `prompts` and `lengths` hold tokens by request; a sequence ends at its length. `accepted` are
+    the requests that were not refused. `room` holds the blocks that a reserving policy sets aside
+    for each request; it is None where blocks are taken as tokens are stored.
     """
 
     policy: Policy

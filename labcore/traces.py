@@ -1,8 +1,8 @@
 """Reading request traces: CSV or JSON lines, with the columns of the Azure and the Mooncake traces.
 
-Nothing is dropped in silence. A row that is not what it should be stops the reading, with the file and
-the row; a row that is sound but no request for our server (no output, or longer than the context) is
-counted and reported.
+Nothing is dropped in silence. A row that is not what it should be stops the reading, with the file
+and the row; a row that is sound but no request for our server (no output, or longer than the
+context) is counted and reported.
 """
 
 import csv
@@ -32,13 +32,13 @@ def read_trace(
 ) -> Workload:
     """Read a request trace: .csv, or .jsonl with one JSON object a line.
 
-    Arrivals are seconds from the first request; rows out of order are sorted by arrival, with a note,
-    and ties keep the order of the file. Rows with no output, and rows whose prompt and output together
-    pass `max_context` (None: no limit), are set aside and counted in the workload's `set_aside`.
-    Where a row has `hash_ids`, each stands for `hash_block_size` tokens of the prompt, the last one
-    perhaps for fewer, and their number must fit the prompt's length.
-    Memory grows with the number of requests, not with the size of the file.
-    Raises TraceError with file and line, FileNotFoundError.  Given.
+    Arrivals are seconds from the first request; rows out of order are sorted by arrival, with a
+    note, and ties keep the order of the file. Rows with no output, and rows whose prompt and
+    output together pass `max_context` (None: no limit), are set aside and counted in the
+    workload's `set_aside`. Where a row has `hash_ids`, each stands for `hash_block_size` tokens of
+    the prompt, the last one perhaps for fewer, and their number must fit the prompt's length.
+    Memory grows with the number of requests, not with the size of the file. Raises TraceError with
+    file and line, FileNotFoundError.  Given.
     """
     path = Path(path)
     if hash_block_size < 1:

@@ -26,7 +26,8 @@ class Workload:
 
     `prompts` and `outputs` count tokens, each at least 1; `arrivals` are seconds from the first
     request, `prefix_ids` the trace's ids of each prompt's blocks; both are None where nothing is
-    known of them. `set_aside` counts the rows of a trace that are not among the requests, by reason.
+    known of them. `set_aside` counts the rows of a trace that are not among the requests, by
+    reason.
     """
 
     name: str
@@ -44,7 +45,9 @@ class Workload:
                 raise ValueError(f"{len(self.prompts)} prompts but {len(lengths)} {kind}s")
             if len(lengths) and lengths.min() < 1:
                 i = int(np.argmin(lengths))
-                raise ValueError(f"request {i}: {kind} of {lengths[i]} tokens, at least 1 is needed")
+                raise ValueError(
+                    f"request {i}: {kind} of {lengths[i]} tokens, at least 1 is needed"
+                )
 
     def __len__(self) -> int:
         """The number of requests."""
@@ -59,7 +62,9 @@ class Workload:
     def __str__(self) -> str:
         """The name, the number of requests, and everything that is not among them."""
         parts = [f"{self.name}: {len(self):,} requests"]
-        parts += [f"{count:,} rows set aside: {why}" for why, count in self.set_aside.items() if count]
+        parts += [
+            f"{count:,} rows set aside: {why}" for why, count in self.set_aside.items() if count
+        ]
         return "; ".join(parts + list(self.notes))
 
     def head(self, n: int) -> "Workload":
@@ -68,8 +73,8 @@ class Workload:
         return replace(self, **(cut | {"notes": self.notes}))
 
 
-# name: (median, sigma) of the prompt and of the output, both log-normal. Chosen so that the means come
-# close to those of the reference: 217 + 154, 627 + 47 and 47 + 359 tokens.
+# name: (median, sigma) of the prompt and of the output, both log-normal. The means come close to
+# those of the reference chapter: 217 + 154, 627 + 47 and 47 + 359 tokens.
 SHAPES = {
     "chat": ((180, 0.6), (120, 0.7)),
     "long_prompt": ((600, 0.3), (40, 0.6)),
@@ -80,8 +85,8 @@ SHAPES = {
 def draw(name: str, num_requests: int = 3_000, seed: int = 0, max_context: int = 1_024) -> Workload:
     """Draw a synthetic workload by name: chat, long_prompt or long_answer.
 
-    Lengths are log-normal with the medians and sigmas in `SHAPES`, rounded, and cut so that prompt and
-    output together fit into `max_context` tokens. The same seed gives the same requests.
+    Lengths are log-normal with the medians and sigmas in `SHAPES`, rounded, and cut so that prompt
+    and output together fit into `max_context` tokens. The same seed gives the same requests.
     Raises ValueError for another name.  Given.
     """
     if name not in SHAPES:
@@ -90,7 +95,10 @@ def draw(name: str, num_requests: int = 3_000, seed: int = 0, max_context: int =
 
 
 def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_024) -> Workload:
-    """Draw a workload of your own: `prompt` and `output` are (median, sigma). See `draw`.  Given."""
+    """Draw a workload of your own: `prompt` and `output` are (median, sigma).
+
+    See `draw`.  Given.
+    """
     rng = np.random.default_rng(seed)
     prompts, outputs = (
         np.rint(rng.lognormal(np.log(median), sigma, num_requests)).astype(np.int64)
@@ -101,7 +109,10 @@ def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_02
 
 
 def from_pairs(pairs: Iterable[Sequence[int]], name: str = "pairs") -> Workload:
-    """A workload from (prompt, output) pairs. Raises ValueError for anything but whole numbers.  Given."""
+    """A workload from (prompt, output) pairs.
+
+    Raises ValueError for anything but whole numbers.  Given.
+    """
     pairs = list(pairs)
     table = np.array(pairs) if pairs else np.empty((0, 2), np.int64)
     if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":

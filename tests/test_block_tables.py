@@ -274,12 +274,14 @@ def test_samples_of_one_prompt_copy_only_a_part_full_block(prompt, copies, used,
     for sample in range(1, 4):
         tables.fork(0, sample)
     if together:
-        assert tables.blocks_to_append(dict.fromkeys(range(4), 1)) == used - blocks_needed(prompt, 4)
+        assert tables.blocks_to_append(dict.fromkeys(range(4), 1)) == used - blocks_needed(
+            prompt, 4
+        )
         made = tables.append_all(dict.fromkeys(range(4), 1))
     else:
         each = [tables.append(sample) for sample in range(4)]
         assert [len(c) for c in each] == ([1, 1, 1, 0] if copies else [0] * 4)
-        made = sum(each, [])
+        made = [copy for copies_of_one in each for copy in copies_of_one]
     assert len(made) == copies
     assert 10 - tables.allocator.num_free == used
     tables.check_invariants()

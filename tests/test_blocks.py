@@ -174,7 +174,9 @@ def test_two_thousand_requests_with_aborts_end_with_every_block_free():
     tables = BlockTables(allocator, block_size=16)
     live, endings, refused = {}, Counter(), 0
     for request in range(2_000):
-        ending = rng.choices(["normal", "abort waiting", "abort running", "preempt"], [7, 1, 1, 1])[0]
+        ending = rng.choices(["normal", "abort waiting", "abort running", "preempt"], [7, 1, 1, 1])[
+            0
+        ]
         endings[ending] += 1
         if ending == "abort waiting":
             continue

@@ -1,4 +1,4 @@
-"""Random operations on BlockTables against a brute-force model that keeps every token of everyone."""
+"""Random operations on BlockTables against a model that keeps every token of everyone."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The oracle itself: against dense attention of torch, with rubbish in every slot that nobody owns."""
+"""The oracle itself, against torch's dense attention, with NaN in every slot that nobody owns."""
 
 import pytest
 import torch
@@ -45,7 +45,9 @@ def test_permuting_physical_blocks_changes_nothing():
     elsewhere = torch.where(tables < 0, tables, moved[tables.long()].int())
     back = moved.argsort()
     expected = paged_attention(queries, keys, values, tables, lengths)
-    assert torch.equal(paged_attention(queries, keys[back], values[back], elsewhere, lengths), expected)
+    assert torch.equal(
+        paged_attention(queries, keys[back], values[back], elsewhere, lengths), expected
+    )
 
 
 def test_a_wrong_table_entry_is_seen():

@@ -1,0 +1,138 @@
+"""The simulator against a lean step loop: ints and lists, one pass over the running a step.
+
+Ratios are lean loop's time / ours, in one process, taken in turns. The lean loop keeps the counts of
+steps and preemptions and measures nothing else; both must count the same.
+Run: python benchmarks/simulator.py
+"""
+
+import resource
+from statistics import median
+from time import perf_counter
+
+from labcore.admission import fewest_generated, paged, reserve_limit, reserve_max
+from labcore.simulator import simulate
+from labcore.timing import bench, machine, ratio
+from labcore.workloads import SHAPES, draw
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 2_048
+GOAL = 15
+
+
+def lean_loop(requests, headroom):
+    """Steps and preemptions of the paged policy, the newest sequence the victim."""
+    waiting = [(prompt, prompt + output) for prompt, output in reversed(requests)]
+    stored, lengths, room = [], [], []  # of the running sequences, oldest first
+    free, steps, preemptions = NUM_BLOCKS, 0, 0
+    while waiting or stored:
+        while waiting:
+            tokens, length = waiting[-1]
+            needed = -(-tokens // BLOCK_SIZE)
+            if free - needed < (headroom if stored else 0):
+                break
+            waiting.pop()
+            free -= needed
+            stored.append(tokens)
+            lengths.append(length)
+            room.append(needed * BLOCK_SIZE)
+        i, ended = 0, False
+        while i < len(stored):
+            if stored[i] == room[i]:
+                while free == 0 and i < len(stored):
+                    tokens, length, held = stored.pop(), lengths.pop(), room.pop()
+                    waiting.append((tokens, length))
+                    free += held // BLOCK_SIZE
+                    preemptions += 1
+                if i == len(stored):
+                    break
+                free -= 1
+                room[i] += BLOCK_SIZE
+            stored[i] += 1
+            ended = ended or stored[i] == lengths[i]
+            i += 1
+        steps += 1
+        if ended:
+            free += sum(
+                held // BLOCK_SIZE
+                for tokens, length, held in zip(stored, lengths, room, strict=True)
+                if tokens == length
+            )
+            kept = [k for k in range(len(stored)) if stored[k] != lengths[k]]
+            stored, lengths, room = (
+                [column[k] for k in kept] for column in (stored, lengths, room)
+            )
+    return steps, preemptions
+
+
+def compare(name, watermark):
+    """One row: sequence-steps a second of the lean loop, its time, ours, and the ratio."""
+    workload = draw(name)
+    requests = list(zip(workload.prompts.tolist(), workload.outputs.tolist(), strict=True))
+    headroom = -(-round(watermark * 100) * NUM_BLOCKS // 100)
+    ours = simulate(paged, workload, watermark=watermark)
+    assert lean_loop(requests, headroom) == (ours.steps, ours.preemptions)
+    times = bench(
+        {
+            "lean": lambda: lean_loop(requests, headroom),
+            "ours": lambda: simulate(paged, workload, watermark=watermark),
+        }
+    )
+    middle, low, high = ratio(times, "lean", "ours")
+    lean, fast = (1e3 * median(times[who]) for who in times)
+    rate = int(workload.outputs.sum()) / lean / 1e3
+    print(
+        f"{name:12} {watermark:9.0%} {rate:7.1f} M/s {lean:8.1f} ms {fast:7.2f} ms "
+        f"{middle:6.1f} {low:6.1f} to {high:5.1f}"
+    )
+
+
+def once(call):
+    """The result of one call, and its seconds."""
+    start = perf_counter()
+    result = call()
+    return result, perf_counter() - start
+
+
+def main():
+    print(machine())
+    print(f"\nPaged, 3,000 requests; goal on chat at 5%: at least {GOAL} times")
+    print(f"{'workload':12} {'watermark':>9} {'lean loop':>11} {'':>11} {'ours':>10} {'ratio':>6}")
+    for name in SHAPES:
+        for watermark in (0.05, 0.0):
+            compare(name, watermark)
+
+    print("\nRequests a second, chat, 3,000 requests")
+    for label, policy, settings in (
+        ("reserve_max", reserve_max, {}),
+        ("reserve_limit", reserve_limit, {}),
+        ("paged, 5%", paged, {"watermark": 0.05}),
+        (
+            "paged, 5%, fewest generated (step loop)",
+            paged,
+            {"watermark": 0.05, "victim": fewest_generated},
+        ),
+    ):
+        workload = draw("chat")
+        _, seconds = once(lambda p=policy, s=settings, w=workload: simulate(p, w, **s))
+        print(f"{label:40} {3_000 / seconds:10,.0f}")
+
+    print("\nTen times the requests, chat at 5%; goal: at most 12 times as long")
+    small, large = draw("chat", 30_000), draw("chat", 300_000)
+    times = bench(
+        {
+            "30,000": lambda: simulate(paged, small, watermark=0.05),
+            "300,000": lambda: simulate(paged, large, watermark=0.05),
+        },
+        repeats=3,
+    )
+    print("%.1f times (%.1f to %.1f)" % ratio(times, "300,000", "30,000"))
+
+    million, seconds = once(lambda: simulate(paged, draw("chat", 1_000_000), watermark=0.05))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"\nA million chat requests: {million.finished:,} finished in {million.steps:,} steps, "
+        f"{seconds:.1f} s, peak {peak:.2f} GiB (goal: under 1)"
+    )
+
+
+if __name__ == "__main__":
+    main()
