@@ -1,0 +1,53 @@
+# `make book` and `make test` set up all they need, from nothing. `make help` lists the rest.
+PYTHON ?= python3
+PORT ?= 8000
+CHAPTERS ?= $(wildcard notebooks/*.md)
+
+BIN := .venv/bin
+READY := .venv/.ready
+HIDDEN_CACHES := .pytest_cache .ruff_cache .hypothesis
+
+.DEFAULT_GOAL := help
+.PHONY: help book test lint serve notebooks lab bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+# --all reads every page again: without it, a second run after a failure finds nothing to do and ends well.
+# Chapters are run again only when they, labcore/, kernels/ or the pins changed (book/_ext/labbook.py).
+book: $(READY)  ## build the book: _build/html/index.html
+	@rm -rf _build/html
+	$(BIN)/jupyter-book build . --all -W -n --keep-going
+
+test: lint book  ## lint, build the book, run every test and every chapter
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(READY)  ## style and spelling
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+
+serve: book  ## build the book and show it on http://localhost:8000 (PORT=...)
+	$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+
+notebooks: $(READY)  ## after editing notebooks/*.md: write the .ipynb twins and run them (CHAPTERS=...)
+	$(BIN)/python book/write_twins.py $(CHAPTERS)
+
+lab: $(READY)  ## edit and run the chapters in JupyterLab
+	$(BIN)/python -m pip install -q -c constraints.txt jupyterlab
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+bench: $(READY)  ## print the speed figures, one process each
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+clean:  ## remove everything built, keep .venv
+	rm -rf _build $(HIDDEN_CACHES)
+
+$(READY): requirements.txt constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "This needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	       "Name another one: make PYTHON=python3.12"; exit 1; }
+	@echo "Installing into .venv: about three minutes, once."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -r requirements.txt -c constraints.txt
+	$(BIN)/python -m pip install -q --no-deps -e .
+	@touch $@
