@@ -1,7 +1,7 @@
 """The simulator against a lean step loop: ints and lists, one pass over the running a step.
 
-Ratios are lean loop's time / ours, in one process, taken in turns. The lean loop keeps the counts of
-steps and preemptions and measures nothing else; both must count the same.
+Ratios are lean loop's time / ours, in one process, taken in turns. The lean loop counts steps and
+preemptions and measures nothing else; both must count the same.
 Run: python benchmarks/simulator.py
 """
 
@@ -124,7 +124,7 @@ def main():
         },
         repeats=3,
     )
-    print("%.1f times (%.1f to %.1f)" % ratio(times, "300,000", "30,000"))
+    print("{:.1f} times ({:.1f} to {:.1f})".format(*ratio(times, "300,000", "30,000")))
 
     million, seconds = once(lambda: simulate(paged, draw("chat", 1_000_000), watermark=0.05))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

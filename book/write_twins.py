@@ -30,6 +30,7 @@ def write_twin(source: Path) -> None:
         timeout=CELL_TIMEOUT,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,
         store_widget_state=False,
         resources=folder,
     ).execute()
@@ -39,7 +40,8 @@ def write_twin(source: Path) -> None:
 
 def leave_out_what_varies(notebook) -> None:
     """Drop the exact version of Python, and views of widgets where a picture stands beside them."""
-    notebook.metadata.pop("language_info", None)
+    for key in ("language_info", "widgets"):
+        notebook.metadata.pop(key, None)
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if len(output.get("data", {})) > 1:

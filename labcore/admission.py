@@ -64,7 +64,7 @@ class Policy:
     """
 
     name: str
-    set_aside: Callable[[int, int, Limits], int]
+    set_aside: Callable
     grows: bool
 
 

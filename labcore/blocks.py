@@ -10,7 +10,7 @@ those in use add up to the pool.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from operator import index
 
 NEVER_USED = -1  # the count of a block that was never handed out
@@ -139,11 +139,32 @@ class BlockAllocator:
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
-    """The number of blocks that hold `num_tokens` tokens: the quotient, rounded up.
+    """How many blocks hold `num_tokens` tokens: the quotient, rounded up. Built in: ch03"""
+    return -(-num_tokens // block_size)
 
+
+def plan_growth(
+    tables: "BlockTables", growth: Mapping[Hashable, int]
+) -> tuple[dict[Hashable, int], dict[Hashable, int], int]:
+    """What `append_all(growth)` is going to do; changes nothing.
+
+    Returns the logical block that each sequence has to copy first, the new blocks that each needs,
+    and the free blocks that all this takes. Of n writers that share a block without anyone else, n
+    - 1 copy: the last one is then alone. Raises KeyError and ValueError for growth that cannot be.
     Built in: ch03
     """
-    return -(-num_tokens // block_size)
+    copying, new_blocks, leaving = {}, {}, Counter()
+    for seq_id, n in growth.items():
+        stored, table = tables.num_tokens(seq_id), tables._tables[seq_id]
+        needed = blocks_needed(stored + _count(n), tables.block_size)
+        new_blocks[seq_id] = max(0, needed - len(table))
+        logical, offset = divmod(stored, tables.block_size)
+        if n > 0 and offset > 0:  # a write into a block that holds tokens
+            shared = table[logical]
+            if tables.allocator.ref_count(shared) - leaving[shared] > 1:
+                copying[seq_id] = logical
+                leaving[shared] += 1
+    return copying, new_blocks, len(copying) + sum(new_blocks.values())
 
 
 class BlockTables:
@@ -160,7 +181,7 @@ class BlockTables:
     def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
         """Start without sequences. ValueError unless a block holds at least one token."""
         if type(block_size) is not int or block_size < 1:
-            raise ValueError(f"a block holds at least 1 token, got {block_size!r}")
+            raise ValueError(f"block_size is at least 1, got {block_size!r}")
         self.allocator = allocator
         self.block_size = block_size
         self._tables: dict[Hashable, list[int]] = {}
@@ -172,12 +193,13 @@ class BlockTables:
 
     def num_tokens(self, seq_id: Hashable) -> int:
         """How many tokens a sequence has stored. O(1). Raises KeyError."""
-        self._check_known(seq_id)
+        if seq_id not in self._tables:
+            raise KeyError(f"no sequence {seq_id!r}")
         return self._num_tokens[seq_id]
 
     def block_table(self, seq_id: Hashable) -> list[int]:
         """A copy of a sequence's table. O(len(table)). Raises KeyError."""
-        self._check_known(seq_id)
+        self.num_tokens(seq_id)  # raises KeyError if there is none
         return list(self._tables[seq_id])
 
     def add(self, seq_id: Hashable, num_tokens: int = 0) -> None:
@@ -223,8 +245,7 @@ class BlockTables:
 
     def blocks_to_append(self, growth: Mapping[Hashable, int]) -> int:
         """How many free blocks `append_all(growth)` takes, those for copies included."""
-        copying, new_blocks = self._plan(growth)
-        return len(copying) + sum(new_blocks.values())
+        return plan_growth(self, growth)[-1]
 
     def can_append(self, seq_id: Hashable, n: int = 1) -> bool:
         """Whether `append` would find its blocks; changes nothing."""
@@ -237,31 +258,33 @@ class BlockTables:
         and cannot run out of blocks. Raises KeyError if `parent` is unknown, ValueError if `child`
         exists.
         """
-        self._check_known(parent)
+        num_tokens = self.num_tokens(parent)
         self._check_new(child)
-        num_blocks = blocks_needed(self._num_tokens[parent], self.block_size)
+        num_blocks = blocks_needed(num_tokens, self.block_size)
         shared = self._tables[parent][:num_blocks]
-        self.allocator._hold(shared)  # no check: this table holds them
+        self.allocator._hold(shared)
         self._tables[child] = shared
-        self._num_tokens[child] = self._num_tokens[parent]
+        self._num_tokens[child] = num_tokens
 
     def drop(self, seq_id: Hashable) -> None:
-        """End a sequence and give up its blocks, the last one first.
+        """End a sequence and give up its blocks, the last one first. O(len(table)).
 
-        O(len(table)). Raises KeyError.
+        Raises KeyError, and DoubleFree if somebody else gave up one of its blocks.
         """
-        self._check_known(seq_id)
-        self.allocator._give_up(self._tables.pop(seq_id)[::-1])  # no check: this table holds them
-        del self._num_tokens[seq_id]
+        table = self.block_table(seq_id)
+        if not all(map(self.allocator._ref_counts.__getitem__, table)):
+            raise DoubleFree(f"{seq_id!r} holds {table}, but one has 0 holders")
+        self.allocator._give_up(table[::-1])
+        del self._tables[seq_id], self._num_tokens[seq_id]
 
     def slot(self, seq_id: Hashable, position: int) -> int:
         """Where the token at `position` is stored: block_id * block_size + offset. O(1).
 
         Raises KeyError, and IndexError for a position that holds no token.
         """
-        num_tokens = self.num_tokens(seq_id)
-        if not 0 <= position < num_tokens:
-            raise IndexError(f"position {position} of a sequence with {num_tokens} tokens")
+        stored = self.num_tokens(seq_id)
+        if not 0 <= position < stored:
+            raise IndexError(f"position {position} of {stored} tokens")
         logical, offset = divmod(position, self.block_size)
         return self._tables[seq_id][logical] * self.block_size + offset
 
@@ -276,36 +299,18 @@ class BlockTables:
         O(num_blocks + tables).
         """
         self.allocator.check_invariants()
-        holders = Counter()
+        holders = Counter(chain.from_iterable(self._tables.values()))
+        for block_id in range(self.allocator.num_blocks):
+            count = self.allocator.ref_count(block_id)
+            assert count == holders[block_id], f"block {block_id}: {count} != {holders[block_id]}"
         for seq_id, table in self._tables.items():
             used = blocks_needed(self._num_tokens[seq_id], self.block_size)
             assert used <= len(table) == len(set(table)), f"{seq_id!r}: {used} blocks, {table}"
-            holders.update(table)
-            for block_id in table[used:]:
-                assert self.allocator.ref_count(block_id) == 1, (
-                    f"reserved block {block_id} is shared"
-                )
-        for block_id in range(self.allocator.num_blocks):
-            count = self.allocator.ref_count(block_id)
-            assert count == holders[block_id], f"block {block_id}: {count}, {holders[block_id]}"
-
-    def _plan(self, growth):
-        copying, new_blocks, leaving = {}, {}, Counter()
-        for seq_id, n in growth.items():
-            stored, table = self.num_tokens(seq_id), self._tables[seq_id]
-            needed = blocks_needed(stored + _count(n), self.block_size)
-            new_blocks[seq_id] = max(0, needed - len(table))
-            logical, offset = divmod(stored, self.block_size)
-            if n > 0 and offset > 0:  # the first write goes into a block that holds tokens already
-                shared = table[logical]
-                if self.allocator.ref_count(shared) - leaving[shared] > 1:
-                    copying[seq_id] = logical
-                    leaving[shared] += 1
-        return copying, new_blocks
+            assert all(holders[b] == 1 for b in table[used:]), f"{seq_id!r} shares reserved room"
 
     def _make_room(self, growth):
-        copying, new_blocks = self._plan(growth)
-        fresh = iter(self.allocator.allocate_many(len(copying) + sum(new_blocks.values())))
+        copying, new_blocks, total = plan_growth(self, growth)
+        fresh = iter(self.allocator.allocate_many(total))
         copies = []
         for seq_id, n in new_blocks.items():
             table = self._tables[seq_id]
@@ -316,10 +321,6 @@ class BlockTables:
                 table[logical] = copies[-1][1]
             table.extend(islice(fresh, n))
         return copies
-
-    def _check_known(self, seq_id):
-        if seq_id not in self._tables:
-            raise KeyError(f"no sequence {seq_id!r}")
 
     def _check_new(self, seq_id):
         if seq_id in self._tables:

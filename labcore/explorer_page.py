@@ -19,8 +19,9 @@ html[data-theme=dark] .explorer{color-scheme:dark}
 html[data-theme=light] .explorer{color-scheme:light}
 .explorer-controls{display:flex;flex-wrap:wrap;gap:.6em 2em;margin-bottom:1em}
 .explorer-control{display:flex;align-items:center;gap:.6em;flex:0 1 auto}
-.explorer-control label{display:flex;flex-wrap:wrap;align-items:center;gap:.2em .6em}
-.explorer-control input{width:11em;height:1.6em;accent-color:var(--pst-color-primary,#4477aa)}
+.explorer-control label{display:flex;align-items:center;gap:.6em}
+.explorer-control input{width:min(11em,34vw);height:1.6em;\
+accent-color:var(--pst-color-primary,#4477aa)}
 .explorer-control select{font:inherit;color:inherit;padding:.25em .4em;border-radius:4px;\
 border:1px solid var(--pst-color-border,#888);background:var(--pst-color-surface,Field)}
 .explorer-control output{min-width:4.5ch;font-weight:600;font-variant-numeric:tabular-nums}

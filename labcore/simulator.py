@@ -63,7 +63,7 @@ def simulate(
     seed: int = 0,
     history: bool = False,
 ) -> SimulationResult:
-    """Run a workload under a policy on `budget` tokens of KV cache in blocks of `block_size` tokens.
+    """Run a workload under a policy on `budget` tokens of KV cache, in blocks of `block_size`.
 
     `workload` is a name (3,000 requests drawn with `seed`), a `Workload`, or (prompt, output)
     pairs; all requests wait from the start, in order. `block_size` is by default 16 where blocks
@@ -83,6 +83,8 @@ def simulate(
             f"block_size={block_size} or recompute_steps={recompute_steps} is too small"
         )
     limits = Limits(budget // block_size, block_size, declared, max_context, watermark)
+    if policy.grows and policy.set_aside(1, 2, limits) != 2:
+        raise ValueError(f"{policy.name} grows, so it sets aside what is stored and no more")
     if not policy.grows:  # what is set aside never grows, so there is nothing to keep headroom for
         limits = replace(limits, watermark=0.0)
     jobs, refusals = _submit_all(policy, workload, limits)

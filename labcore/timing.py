@@ -24,8 +24,9 @@ def bench(
 ) -> dict[str, list[float]]:
     """Seconds a call for each contender, `repeats` of them, in the order in which they were taken.
 
-    Each is warmed up and then called often enough to fill about `seconds`; the contenders take turns,
-    so that a slow moment of the machine meets all of them. Compare medians, as ratios: `ratio`. Given.
+    Each is warmed up and then called often enough to fill about `seconds`; the contenders take
+    turns, so that a slow moment of the machine meets all of them. Compare medians, as ratios:
+    see `ratio`.  Given.
     """
     calls = {}
     for name, call in contenders.items():

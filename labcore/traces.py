@@ -121,7 +121,7 @@ def _reason(error: Exception) -> str:
 
 def _workload(path: Path, rows: list[tuple], set_aside: dict[str, int]) -> Workload:
     late = sum(before[0] > after[0] for before, after in pairwise(rows))
-    notes = (f"{late:,} rows out of order, sorted by arrival",) if late else ()
+    notes = (f"{late:,} out of order, sorted by arrival",) if late else ()
     rows.sort(key=lambda row: row[0])  # a stable sort: ties keep the order of the file
     arrivals, prompts, outputs, ids = zip(*rows, strict=True) if rows else ((), (), (), ())
     known = bool(rows) and None not in ids

@@ -62,9 +62,9 @@ class Workload:
     def __str__(self) -> str:
         """The name, the number of requests, and everything that is not among them."""
         parts = [f"{self.name}: {len(self):,} requests"]
-        parts += [
-            f"{count:,} rows set aside: {why}" for why, count in self.set_aside.items() if count
-        ]
+        for why, count in self.set_aside.items():
+            if count:
+                parts.append(f"{count:,} row{'s' * (count > 1)} set aside: {why}")
         return "; ".join(parts + list(self.notes))
 
     def head(self, n: int) -> "Workload":

@@ -41,9 +41,7 @@ def browser():
 @contextmanager
 def opened(browser, url: str, size: dict = WIDE, scheme: str = "light", scripts: bool = True):
     """Open a page and wait for its formulas; gives the tab and a list of what goes wrong in it."""
-    context = browser.new_context(
-        viewport=size, color_scheme=scheme, java_script_enabled=scripts
-    )
+    context = browser.new_context(viewport=size, color_scheme=scheme, java_script_enabled=scripts)
     tab, wrong = context.new_page(), []
     tab.on("pageerror", lambda error: wrong.append(f"error: {error}"))
     tab.on("console", lambda m: m.type == "error" and wrong.append(f"console: {m.text}"))

@@ -181,9 +181,9 @@ def test_the_fewest_generated_tokens_go_worked_by_hand():
     """Blocks of 4, 4 blocks, prompts of 4 and 3 tokens.
 
     Step 0: request 0 takes a second block; request 1 stores token 4 in place: 3 blocks in use.
-    Step 1: request 1 takes a second block; the pool is full. Step 4: request 0 has 8 tokens and needs
-    a third. Both have generated 4 tokens, so the later arrival goes, and comes back in step 8, when
-    request 0 has left with 12 tokens. It has then the 7 tokens that it had.
+    Step 1: request 1 takes a second block; the pool is full. Step 4: request 0 has 8 tokens and
+    needs a third. Both have generated 4 tokens, so the later arrival goes. It comes back in step 8,
+    when request 0 has left with 12 tokens, and has then the 7 tokens that it had.
     """
     result = simulate(
         paged,

@@ -14,9 +14,7 @@ def test_contenders_take_turns_after_a_warm_up():
 
 
 def test_a_call_that_takes_longer_has_a_ratio_above_one():
-    times = bench(
-        {"short": lambda: time.sleep(0.001), "long": lambda: time.sleep(0.01)}, 3, 0.001
-    )
+    times = bench({"short": lambda: time.sleep(0.001), "long": lambda: time.sleep(0.01)}, 3, 0.001)
     middle, low, high = ratio(times, "long", "short")
     assert 1 < low <= middle <= high
 

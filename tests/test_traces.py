@@ -57,7 +57,7 @@ def test_ties_keep_the_order_of_the_file_and_late_rows_are_sorted_with_a_note(wr
     trace = read_trace(write(text))
     assert trace.prompts.tolist() == [3, 1, 2, 4]
     assert trace.arrivals.tolist() == [0, 1, 1, 1]
-    assert trace.notes == ("1 rows out of order, sorted by arrival",)
+    assert trace.notes == ("1 out of order, sorted by arrival",)
     assert "sorted by arrival" in str(trace)
 
 
@@ -67,8 +67,8 @@ def test_rows_that_are_no_request_for_this_server_are_counted(write):
     assert trace.set_aside == {NO_OUTPUT: 1, TOO_LONG: 1}
     assert trace.prompts.tolist() == [1000]
     assert str(trace) == (
-        "trace.csv: 1 requests; 1 rows set aside: no output; "
-        "1 rows set aside: longer than the context"
+        "trace.csv: 1 requests; 1 row set aside: no output; "
+        "1 row set aside: longer than the context"
     )
     everything = read_trace(write(HEADER + rows), max_context=None)
     assert len(everything) == 2

@@ -70,7 +70,8 @@ def table(rows: list[nodes.row], heads: tuple[str, ...], widths: tuple[int, ...]
     group += [nodes.colspec(colwidth=width) for width in widths]
     group += nodes.thead("", row(*map(nodes.Text, heads)))
     group += nodes.tbody("", *rows)
-    return nodes.table("", group, classes=["claims-register"])
+    plain = {"classes": ["claims-register"], "support_smartquotes": False}  # as the chapter has it
+    return nodes.table("", group, **plain)
 
 
 class ClaimsDirective(Directive):
