@@ -12,7 +12,7 @@ CATEGORIES = (
     "measured here",  # by this page, on the machine that built it
     "simulation",  # by a model of a server, not by a server
     "derived",  # by arithmetic from stated facts
-    "recorded",  # measured once, on the machine the record names
+    "recorded on a machine",  # measured once; the record names the machine
     "not measured",  # said plainly
 )
 MIME_TYPE = "application/vnd.labcore.claim+json"

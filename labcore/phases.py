@@ -34,12 +34,13 @@ class PhaseLoop:
     def run(self) -> None:
         """Run to the end; fills the counts."""
         counts, leads, phases, ends = self.counts, self.leads, self.phases, self.ends
-        block_size, step, changed = self.jobs.limits.block_size, 0, True
-        while True:
+        block_size, changed, max_steps = self.jobs.limits.block_size, True, self.jobs.max_steps
+        for step in range(max_steps):
             if changed:  # until something leaves, the free blocks only become fewer
                 self.admit(step)
                 if not leads:
-                    break
+                    counts.steps = step
+                    return
             demand = phases[-step % block_size]
             changed = demand > self.free
             if changed:
@@ -55,8 +56,7 @@ class PhaseLoop:
             if step in ends:
                 self.leave(step)
                 changed = True
-            step += 1
-        counts.steps = step
+        raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
 
     def admit(self, step: int) -> None:
         """Let in the head of the queue while its blocks, and the watermark's, are free."""

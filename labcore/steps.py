@@ -74,6 +74,12 @@ class Jobs:
     accepted: list[int]
     room: list[int] | None
 
+    @property
+    def max_steps(self) -> int:
+        """More steps than any run can take: each stores a token, or ends with a refusal."""
+        tokens = sum(self.lengths[i] - self.prompts[i] for i in self.accepted)
+        return tokens + len(self.accepted) + 1
+
     def blocks(self, i: int, tokens: int) -> int:
         """The blocks that request `i` holds while it runs with `tokens` stored. O(1)."""
         return -(-tokens // self.limits.block_size) if self.room is None else self.room[i]
@@ -94,7 +100,10 @@ class StepLoop:
 
     def run(self) -> None:
         """Run to the end; fills the counts."""
+        max_steps = self.jobs.max_steps
         while self.waiting or self.running:
+            if self.counts.steps == max_steps:
+                raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
             self.admit()
             for sequence in self.running.copy():
                 if sequence.index in self.blocks:  # else it was preempted a moment ago

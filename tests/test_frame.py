@@ -1,5 +1,6 @@
 """The files around the book: short, pinned, the same on every machine."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -45,6 +46,14 @@ def canonical(name: str) -> str:
 def test_the_readme_and_the_guide_for_changes_are_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 50
+
+
+def test_the_picture_of_the_readme_is_the_introductions():
+    path = ROOT / "book" / "write_readme_picture.py"
+    spec = importlib.util.spec_from_file_location("write_readme_picture", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PICTURE.read_text() == module.readme_picture(), f"run python {path.name}"
 
 
 def test_every_version_is_pinned_and_torch_and_triton_fit_each_other():

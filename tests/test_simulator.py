@@ -8,8 +8,18 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from labcore.admission import fewest_generated, newest, paged, reserve_limit, reserve_max
+from labcore.admission import (
+    Limits,
+    Policy,
+    fewest_generated,
+    newest,
+    paged,
+    reserve_limit,
+    reserve_max,
+)
+from labcore.phases import PhaseLoop
 from labcore.simulator import simulate
+from labcore.steps import Counts, Jobs, StepLoop
 from labcore.workloads import SHAPES, draw
 
 POLICIES = (reserve_max, reserve_limit, paged)
@@ -212,6 +222,16 @@ def test_the_victim_may_be_an_older_sequence_than_the_one_that_asks():
     assert result.output_tokens == 17
 
 
+@pytest.mark.parametrize("way", ["fast", "plain"])
+def test_a_run_that_would_not_end_fails_loudly(way):
+    """Source: vllm-project/vllm #35541; GeeeekExplorer/nano-vllm #274"""
+    limits = Limits(64, 1, declared=8)
+    jobs = Jobs(reserve_limit, limits, [8], [6], [0], [16])  # it is past its length when it comes in
+    loop = PhaseLoop(jobs, Counts()) if way == "fast" else StepLoop(jobs, Counts(), newest)
+    with pytest.raises(RuntimeError, match="should end did not"):
+        loop.run()
+
+
 # --- the fast way equals the plain one
 
 GRID = list(itertools.product(SHAPES, (1, 3, 16, 64, 256), (0.0, 0.05, 0.3)))
@@ -372,6 +392,12 @@ def test_preemptions_fall_steeply_then_flatten_and_the_best_watermark_is_inside(
 def test_settings_that_cannot_be_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         simulate(paged, **({"workload": [(1, 1)]} | arguments))
+
+
+def test_a_policy_that_grows_from_more_than_is_stored_is_refused():
+    greedy = Policy("greedy", lambda prompt, stored, limits: stored + 64, grows=True)
+    with pytest.raises(ValueError, match="greedy grows, so it sets aside what is stored"):
+        simulate(greedy, [(1, 1)])
 
 
 def test_no_requests_take_no_steps():
