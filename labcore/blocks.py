@@ -273,7 +273,7 @@ class BlockTables:
         """
         table = self.block_table(seq_id)
         if not all(map(self.allocator._ref_counts.__getitem__, table)):
-            raise DoubleFree(f"{seq_id!r} holds {table}, but one has 0 holders")
+            raise DoubleFree(f"{seq_id!r} holds {table}, one of them free")
         self.allocator._give_up(table[::-1])
         del self._tables[seq_id], self._num_tokens[seq_id]
 
@@ -302,11 +302,11 @@ class BlockTables:
         holders = Counter(chain.from_iterable(self._tables.values()))
         for block_id in range(self.allocator.num_blocks):
             count = self.allocator.ref_count(block_id)
-            assert count == holders[block_id], f"block {block_id}: {count} != {holders[block_id]}"
+            assert count == holders[block_id], (block_id, count, holders)
         for seq_id, table in self._tables.items():
             used = blocks_needed(self._num_tokens[seq_id], self.block_size)
-            assert used <= len(table) == len(set(table)), f"{seq_id!r}: {used} blocks, {table}"
-            assert all(holders[b] == 1 for b in table[used:]), f"{seq_id!r} shares reserved room"
+            assert used <= len(table) == len(set(table)), (seq_id, table)
+            assert all(holders[b] == 1 for b in table[used:]), (seq_id, table)
 
     def _make_room(self, growth):
         copying, new_blocks, total = plan_growth(self, growth)

@@ -27,73 +27,78 @@ class PhaseLoop:
         self.preempted: list[int] = []  # they go before those that never ran; the head comes last
         self.num_waiting = len(jobs.accepted)
         self.stored = jobs.prompts.copy()  # the tokens with which each came in, or was sent back
+        self.needs = jobs.blocks_of(jobs.prompts)  # the blocks that they take
+        self.held_at_end = jobs.blocks_of(jobs.lengths)
         self.leads: dict[int, int] = {}  # the running sequences in order of admission
         self.phases = [0] * jobs.limits.block_size  # how many have lead k modulo block_size
         self.ends: dict[int, list[int]] = {}  # step: those that may leave at its end
 
     def run(self) -> None:
         """Run to the end; fills the counts."""
-        counts, leads, phases, ends = self.counts, self.leads, self.phases, self.ends
-        block_size, changed, max_steps = self.jobs.limits.block_size, True, self.jobs.max_steps
-        for step in range(max_steps):
-            if changed:  # until something leaves, the free blocks only become fewer
-                self.admit(step)
-                if not leads:
-                    counts.steps = step
-                    return
-            demand = phases[-step % block_size]
-            changed = demand > self.free
-            if changed:
-                demand = self.preempt(step, demand)
-            self.free -= demand
-            if self.num_waiting:
-                counts.waiting_steps += 1
-                counts.waiting_residents += len(leads)
-            if len(leads) > counts.peak_resident:
-                counts.peak_resident = len(leads)
-            if counts.history:
-                self.record(step)
+        phases, ends, block_size = self.phases, self.ends, self.jobs.limits.block_size
+        step, max_steps = 0, self.jobs.max_steps
+        ends[max_steps] = []  # nobody leaves then, but no search for the next event goes on longer
+        self.admit(step)
+        while self.leads:
+            first, free = step, self.free
+            while (demand := phases[-step % block_size]) <= free and step not in ends:
+                free -= demand
+                step += 1
+            self.measure(first, step)  # the steps in which nothing happened
+            self.free = free
+            if demand > free:
+                self.preempt(step)
+            self.measure(step, step + 1)
+            self.free -= phases[-step % block_size]
             if step in ends:
                 self.leave(step)
-                changed = True
-        raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
+            step += 1
+            if step > max_steps:
+                raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
+            self.admit(step)
+        self.counts.steps = step
+
+    def measure(self, first: int, end: int) -> None:
+        """Count the steps from `first` to before `end`; the same sequences run in all of them."""
+        counts, running = self.counts, len(self.leads)
+        if self.num_waiting:
+            counts.waiting_steps += end - first
+            counts.waiting_residents += (end - first) * running
+        if running > counts.peak_resident and end > first:
+            counts.peak_resident = running
+        if counts.history:
+            self.record(first, end)
 
     def admit(self, step: int) -> None:
         """Let in the head of the queue while its blocks, and the watermark's, are free."""
-        jobs, stored, preempted, history = (
-            self.jobs,
-            self.stored,
-            self.preempted,
-            self.counts.history,
-        )
-        block_size, headroom = jobs.limits.block_size, jobs.limits.headroom
+        preempted, headroom = self.preempted, self.jobs.limits.headroom
         while self.num_waiting:
             i = preempted[-1] if preempted else self.head
-            needed = jobs.blocks(i, stored[i])
-            if self.free - needed < headroom and self.leads:  # `has_room`, written out for speed
+            if self.free - self.needs[i] < headroom and self.leads:  # `has_room`, written out
                 break
             if preempted:
                 preempted.pop()
             else:
                 self.head = next(self.never_ran, None)
             self.num_waiting -= 1
-            self.free -= needed
-            self.leads[i] = lead = stored[i] - step
-            if jobs.room is None:
-                self.phases[lead % block_size] += 1
-            self.ends.setdefault(jobs.lengths[i] - 1 - lead, []).append(i)
-            if history:
-                history.admitted.append((step, i))
+            self.free -= self.needs[i]
+            self.leads[i] = lead = self.stored[i] - step
+            if self.jobs.room is None:
+                self.phases[lead % self.jobs.limits.block_size] += 1
+            self.ends.setdefault(self.jobs.lengths[i] - 1 - lead, []).append(i)
+            if self.counts.history:
+                self.counts.history.admitted.append((step, i))
 
-    def preempt(self, step: int, demand: int) -> int:
-        """Send the newest away until the rest finds its blocks; return how many the rest needs."""
-        jobs, counts, block_size = self.jobs, self.counts, self.jobs.limits.block_size
-        while demand > self.free:
+    def preempt(self, step: int) -> None:
+        """Send the newest away until the rest finds the blocks that this step needs."""
+        jobs, counts, phases = self.jobs, self.counts, self.phases
+        block_size = jobs.limits.block_size
+        while phases[-step % block_size] > self.free:
             i, lead = self.leads.popitem()
             tokens = step + lead
-            self.phases[lead % block_size] -= 1
-            demand -= tokens % block_size == 0
-            self.free += jobs.blocks(i, tokens)
+            phases[lead % block_size] -= 1
+            self.needs[i] = jobs.blocks(i, tokens)
+            self.free += self.needs[i]
             if not self.leads:  # alone, and still no block: there is nobody to wait for
                 counts.ended_early[i] = tokens
                 break
@@ -104,7 +109,6 @@ class PhaseLoop:
             self.num_waiting += 1
             if counts.history:
                 counts.history.victims.append((step, i))
-        return demand
 
     def leave(self, step: int) -> None:
         """Free the blocks of those that have reached their length."""
@@ -113,14 +117,16 @@ class PhaseLoop:
             lead = jobs.lengths[i] - 1 - step
             if leads.get(i) == lead:  # else it was preempted meanwhile, and ends later
                 del leads[i]
-                self.free += jobs.blocks(i, jobs.lengths[i])
+                self.free += self.held_at_end[i]
                 if jobs.room is None:
                     self.phases[lead % jobs.limits.block_size] -= 1
 
-    def record(self, step: int) -> None:
-        """Write one step of the history. O(running), the only place that is."""
-        history, running = self.counts.history, len(self.leads)
-        history.running.append(running)
-        history.waiting.append(self.num_waiting)
-        history.free.append(self.free)
-        history.stored.append(sum(self.leads.values()) + (step + 1) * running)
+    def record(self, first: int, end: int) -> None:
+        """Write steps of the history. O(running) for each, the only place that is."""
+        history, running, free = self.counts.history, len(self.leads), self.free
+        for step in range(first, end):
+            free -= self.phases[-step % self.jobs.limits.block_size]
+            history.running.append(running)
+            history.waiting.append(self.num_waiting)
+            history.free.append(free)
+            history.stored.append(sum(self.leads.values()) + (step + 1) * running)

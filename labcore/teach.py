@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -51,6 +52,14 @@ def glue(name: str, value: object) -> None:
     except ImportError:
         return
     keep(name, value, display=False)
+
+
+def table(head: Sequence, rows: Iterable[Sequence]):
+    """Show `rows` under `head`; the first column is words, the others are numbers.  Given."""
+    from IPython.display import Markdown
+
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
 
 
 def same_code(a: type | FunctionType | str, b: type | FunctionType | str) -> bool:

@@ -21,7 +21,7 @@ teach.start("0.1")"""
 NOT_COMPARED = {"nbval-ignore-output", "nbval-skip", "raises-exception"}
 HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 MIN_COMPARED = 10
-MAX_LINES, MAX_FINAL = 40, 125  # of a cell; of a final class, shown whole, without docstrings
+MAX_LINES, MAX_FINAL = 40, 95  # of a cell; of a final class, shown whole, without docstrings
 COLUMN = 82  # characters that fit beside the sidebar of a window 1280 pixels wide
 EACH = pytest.mark.parametrize("source", chapters.SOURCES, ids=lambda path: path.stem)
 

@@ -226,7 +226,7 @@ def test_the_victim_may_be_an_older_sequence_than_the_one_that_asks():
 def test_a_run_that_would_not_end_fails_loudly(way):
     """Source: vllm-project/vllm #35541; GeeeekExplorer/nano-vllm #274"""
     limits = Limits(64, 1, declared=8)
-    jobs = Jobs(reserve_limit, limits, [8], [6], [0], [16])  # it is past its length when it comes in
+    jobs = Jobs(reserve_limit, limits, [8], [6], [0], [16])  # past its length when it comes in
     loop = PhaseLoop(jobs, Counts()) if way == "fast" else StepLoop(jobs, Counts(), newest)
     with pytest.raises(RuntimeError, match="should end did not"):
         loop.run()
