@@ -14,11 +14,11 @@ from html import escape
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#CCBB44", "#66CCEE")
 WIDTH = 480  # units across every picture: on a phone its 13-unit text is still 10 pixels high
 ENLARGED = 1.125  # pixels a unit, where the column has room
-FREE = 'fill="currentColor" fill-opacity=".13"'
-UNKNOWN = 'fill="currentColor" fill-opacity=".5"'
+INK = "currentColor"  # the page's text colour
+FREE, UNKNOWN = (f'fill="{INK}" fill-opacity="{opacity}"' for opacity in (".13", ".5"))
 CENTRED = 'text-anchor="middle"'
 SMALL = 'font-size="12" fill-opacity=".8"'
-HATCH = 'fill="none" stroke="currentColor" stroke-opacity=".55" stroke-width="1.2"'
+HATCH = f'fill="none" stroke="{INK}" stroke-opacity=".55" stroke-width="1.2"'
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -44,12 +44,9 @@ class Picture:
         return self.description
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        if in_book():
-            return {
-                "text/html": f'<div class="picture">{self.svg}</div>',
-                "text/plain": self.description,
-            }
-        return {"image/svg+xml": on_paper(self.svg), "text/plain": self.description}
+        page = {"text/html": f'<div class="picture">{self.svg}</div>'}
+        shown = page if in_book() else {"image/svg+xml": on_paper(self.svg)}
+        return shown | {"text/plain": self.description}
 
 
 def on_paper(svg: str) -> str:
@@ -57,30 +54,27 @@ def on_paper(svg: str) -> str:
     return svg.replace('style="', 'style="background:#fff;color:#222;', 1)
 
 
-def drawing(height: float, body: Iterable[str], title: str, description: str) -> Picture:
-    """Wrap SVG elements into a picture `WIDTH` units wide and `height` high.  Given."""
-    head = svg_head(WIDTH, height, title, description)
-    return Picture(head + "".join(body) + "</svg>", f"{title}: {description}")
+def drawing(
+    height: float, body: Iterable[str], title: str, description: str, width: float = WIDTH
+) -> Picture:
+    """Wrap SVG elements into a picture that shrinks with its column.  Given."""
+    size = f'width="{short(width * ENLARGED)}" height="{short(height * ENLARGED)}"'
+    view = f'viewBox="0 0 {short(width)} {short(height)}"'
+    style = 'style="max-width:100%;height:auto;font-family:inherit"'
+    text = f'font-family="sans-serif" font-size="13" fill="{INK}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} {view} {style} {text}>'
+    said = f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
+    return Picture(f"{head}{said}{''.join(body)}</svg>", f"{title}: {description}")
 
 
 def stacked(title: str, *pictures: Picture) -> Picture:
     """Put pictures of the common width below one another, as one picture.  Given."""
     body, y, gap = [], 0.0, 10
     for picture in pictures:
-        inner = picture.svg[picture.svg.index("</desc>") + 7 : picture.svg.rindex("</svg>")]
+        inner = picture.svg.split("</desc>", 1)[1].removesuffix("</svg>")
         body.append(f'<g transform="translate(0 {short(y)})">{inner}</g>')
         y += float(picture.svg.split('viewBox="', 1)[1].split('"', 1)[0].split()[3]) + gap
     return drawing(y - gap, body, title, " ".join(picture.description for picture in pictures))
-
-
-def svg_head(width: float, height: float, title: str, description: str) -> str:
-    """Return the opening tag of a drawing that shrinks with its column, and its words.  Given."""
-    size = f'width="{short(width * ENLARGED)}" height="{short(height * ENLARGED)}"'
-    view = f'viewBox="0 0 {short(width)} {short(height)}"'
-    style = 'style="max-width:100%;height:auto;font-family:inherit"'
-    text = 'font-family="sans-serif" font-size="13" fill="currentColor"'
-    said = f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} {view} {style} {text}>{said}'
 
 
 def short(number: float) -> str:
@@ -88,17 +82,35 @@ def short(number: float) -> str:
     return f"{round(number, 1):g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: '1 block', '2 blocks'.  Given."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def colours_of(owners: Iterable[Hashable]) -> dict[Hashable, str]:
+    """Give owners colours in order of appearance; the seventh shares the first one's.  Given."""
+    return {owner: COLOURS[i % len(COLOURS)] for i, owner in enumerate(dict.fromkeys(owners))}
+
+
+# --- strokes: each draws any number of boxes as one path, and nothing where there is no box --------
+
+
+def path(steps: Iterable[str], attributes: str) -> str:
+    """Join the steps of a path; without any, return nothing at all.  Given."""
+    steps = "".join(steps)
+    return f'<path d="{steps}" {attributes}/>' if steps else ""
+
+
 def rectangles(boxes: Iterable[Box], attributes: str) -> str:
-    """Draw any number of rectangles as one path; nothing at all when there is none.  Given."""
-    steps = [f"M{short(x)} {short(y)}h{short(w)}v{short(h)}h{short(-w)}z" for x, y, w, h in boxes]
-    return f'<path d="{"".join(steps)}" {attributes}/>' if steps else ""
+    """Draw boxes with these SVG attributes.  Given."""
+    corner = "M{} {}h{}v{}h{}z"
+    return path((corner.format(*map(short, (x, y, w, h, -w))) for x, y, w, h in boxes), attributes)
 
 
 def filled(boxes: Iterable[Box], colour: str, opacity: float = 1) -> str:
     """Fill boxes with one colour: something is stored there.  Given."""
-    return rectangles(
-        boxes, f'fill="{colour}"' + (f' fill-opacity="{opacity:g}"' if opacity < 1 else "")
-    )
+    faint = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
+    return rectangles(boxes, f'fill="{colour}"{faint}')
 
 
 def outlined(boxes: Iterable[Box], colour: str) -> str:
@@ -107,17 +119,15 @@ def outlined(boxes: Iterable[Box], colour: str) -> str:
     return rectangles(inner, f'fill="none" stroke="{colour}" stroke-width="1.2"')
 
 
-def hatched(boxes: Iterable[Box], gap: float = 5) -> str:
+def hatched(boxes: Iterable[Box]) -> str:
     """Draw diagonals over boxes, cut at their edges: several sequences hold this.  Given."""
-    steps = [line for box in boxes for line in _diagonals(*box, gap)]
-    return f'<path d="{"".join(steps)}" {HATCH}/>' if steps else ""
-
-
-def _diagonals(x: float, y: float, w: float, h: float, gap: float) -> Iterable[str]:
-    """Yield the lines u + v = k of a box, v measured from its top, as far as they lie inside."""
-    for k in range(int(gap), int(w + h), int(gap)):
-        left, right = max(0, k - h), min(w, k)
-        yield f"M{short(x + left)} {short(y + k - left)}L{short(x + right)} {short(y + k - right)}"
+    steps = []
+    for x, y, w, h in boxes:
+        for k in range(5, int(w + h), 5):  # the line on which across + down = k
+            start, end = (max(0, k - h), min(h, k)), (min(w, k), max(0, k - w))
+            (x1, y1), (x2, y2) = ((short(x + i), short(y + j)) for i, j in (start, end))
+            steps.append(f"M{x1} {y1}L{x2} {y2}")
+    return path(steps, HATCH)
 
 
 def cells_in_rows(runs: Iterable[Box], cell: float, colour: str, opacity: float = 1) -> str:
@@ -127,43 +137,27 @@ def cells_in_rows(runs: Iterable[Box], cell: float, colour: str, opacity: float 
     cells' width: a thousand cells take a few hundred bytes. All runs have the same height.  Given.
     """
     runs = list(runs)
-    if not runs:
-        return ""
-    steps = "".join(f"M{short(x)} {short(y + h / 2)}h{short(w)}" for x, y, w, h in runs)
+    height = short(runs[0][3]) if runs else ""
     faint = f' stroke-opacity="{opacity:g}"' if opacity < 1 else ""
-    return (
-        f'<path d="{steps}" fill="none" stroke="{colour}"{faint} stroke-width="{short(runs[0][3])}"'
-        f' stroke-dasharray="{short(cell)} 1"/>'
+    return path(
+        (f"M{short(x)} {short(y + h / 2)}h{short(w)}" for x, y, w, h in runs),
+        f'fill="none" stroke="{colour}"{faint} stroke-width="{height}"'
+        f' stroke-dasharray="{short(cell)} 1"',
     )
 
 
 def words(x: float, y: float, text: object, attributes: str = "") -> str:
     """Write text with its baseline at (x, y).  Given."""
-    place = f'x="{short(x)}" y="{short(y)}"'
-    return f"<text {place} {attributes}>{escape(str(text))}</text>".replace(" >", ">")
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number with its noun: '1 block', '2 blocks'.  Given."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def colours_of(owners: Iterable[Hashable]) -> dict[Hashable, str]:
-    """Give owners colours in order of appearance; the seventh shares the first one's.  Given."""
-    return {owner: COLOURS[i % len(COLOURS)] for i, owner in enumerate(dict.fromkeys(owners))}
+    place = f'x="{short(x)}" y="{short(y)}" {attributes}'.rstrip()
+    return f"<text {place}>{escape(str(text))}</text>"
 
 
 def key(y: float, *roles: str) -> str:
     """Draw the line that explains free, empty, shared and unknown, each with its sample.  Given."""
-    samples = {
-        "free": lambda b: rectangles([b], FREE),
-        "empty": lambda b: outlined([b], "currentColor"),
-        "empty slot": lambda b: outlined([b], "currentColor"),
-        "shared": lambda b: rectangles([b], FREE) + hatched([b]),
-        "held elsewhere": lambda b: rectangles([b], UNKNOWN),
-    }
     out, x = [], 0.0
     for role in roles:
-        out += [samples[role]((x, y - 10, 18, 12)), words(x + 24, y, role, 'font-size="12"')]
+        box, ground = [(x, y - 10, 18, 12)], UNKNOWN if role == "held elsewhere" else FREE
+        out.append(outlined(box, INK) if role.startswith("empty") else rectangles(box, ground))
+        out += [hatched(box) if role == "shared" else "", words(x + 24, y, role, 'font-size="12"')]
         x += 48 + 6.5 * len(role)
     return "".join(out)

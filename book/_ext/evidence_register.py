@@ -23,7 +23,7 @@ class Shown:
 
     claim: Claim
     docname: str
-    title: str
+    where: str
 
 
 def toc_docnames(entry) -> list[str]:
@@ -43,9 +43,10 @@ def claims_of(twin: Path, docname: str) -> list[Shown]:
     cells = json.loads(twin.read_text(encoding="utf-8"))["cells"]
     lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
     title = next((line[2:] for line in lines if line.startswith("# ")), docname)
+    number = title.partition(".")[0]
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     found = [data[MIME_TYPE] for data in outputs if MIME_TYPE in data]
-    return [Shown(Claim(**claim), docname, title) for claim in found]
+    return [Shown(Claim(**claim), docname, f"chapter {number}") for claim in found]
 
 
 def read_register(root: Path) -> list[Shown]:
@@ -85,14 +86,14 @@ class ClaimsDirective(Directive):
         except (ValueError, TypeError) as wrong:
             raise self.error(str(wrong)) from wrong
         rows = [self.row(env, shown) for shown in register]
-        return [table(rows, ("Result", "Category", "Shown in"), (50, 20, 30))]
+        return [table(rows, ("Result", "Category", "Shown in"), (65, 20, 15))]
 
     def row(self, env, shown: Shown) -> nodes.row:
         """Turn one claim into a row that links to its place."""
         page = env.app.builder.get_relative_uri(env.docname, shown.docname)
         uri = f"{page}#claim-{shown.claim.id}"
         category = nodes.inline("", shown.claim.category, classes=["claim-category"])
-        link = nodes.reference("", shown.title, internal=True, refuri=uri)
+        link = nodes.reference("", shown.where, internal=True, refuri=uri)
         return row(nodes.Text(shown.claim.value), category, link)
 
 
