@@ -91,6 +91,7 @@ def simulate(
     counts = Counts(history=History() if history else None)
     loop = PhaseLoop(jobs, counts) if victim is newest else StepLoop(jobs, counts, victim)
     loop.run()
+    refusals |= {i: _too_small(tokens, limits) for i, tokens in counts.ended_early.items()}
     return _result(jobs, counts, refusals, recompute_steps)
 
 
@@ -110,15 +111,20 @@ def _submit_all(policy, workload, limits):
     return Jobs(policy, limits, prompts, lengths, accepted, room), refusals
 
 
+def _too_small(tokens, limits):
+    """Why a sequence that ran alone with `tokens` stored could not go on."""
+    needed = blocks_needed(tokens + 1, limits.block_size)
+    return f"cache too small: needs {needed} blocks, the pool has {limits.num_blocks}"
+
+
 def _result(jobs, counts, refusals, recompute_steps):
     """Ratios from closed forms: in any schedule, token k of a sequence is stored in one step."""
     block_size = jobs.limits.block_size
     served = np.array(jobs.accepted, dtype=np.int64)
-    first, last = np.array(jobs.prompts)[served], np.array(jobs.lengths)[served]
-    for i, tokens in counts.ended_early.items():
-        last[served == i] = tokens
-        needed, pool = blocks_needed(tokens + 1, block_size), jobs.limits.num_blocks
-        refusals[i] = f"cache too small: needs {needed} blocks, the pool has {pool}"
+    early = np.array(list(counts.ended_early), dtype=np.int64)
+    first, last = np.array(jobs.prompts), np.array(jobs.lengths)
+    last[early] = list(counts.ended_early.values())
+    first, last, ended = first[served], last[served], np.isin(served, early)
     stored = int((_sum_of_tokens(last) - _sum_of_tokens(first)).sum())
     overruns = 0
     if jobs.room is None:
@@ -129,7 +135,6 @@ def _result(jobs, counts, refusals, recompute_steps):
         overruns = int((last > room * block_size).sum())
     set_aside = blocks * block_size
     unused = set_aside - stored
-    ended = np.isin(served, list(counts.ended_early))
     waiting_steps = counts.waiting_steps or counts.steps
     residents = counts.waiting_residents if counts.waiting_steps else int((last - first).sum())
     return SimulationResult(
