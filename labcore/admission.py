@@ -41,15 +41,16 @@ class Limits:
         """Refuse settings under which nothing could be served."""
         least = {"num_blocks": 1, "block_size": 1, "declared": 0, "max_context": 2}
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} is at least {smallest}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if type(value) is not int or value < smallest:
+                raise ValueError(f"{name} is an int of at least {smallest}, got {value!r}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"a watermark is at least 0 and below 1, got {self.watermark}")
 
     @cached_property
     def headroom(self) -> int:
         """The watermark in whole blocks, rounded up and exact: 0.07 of 100 blocks is 7."""
-        return ceil(Fraction(str(float(self.watermark))) * self.num_blocks)
+        return ceil(Fraction(str(self.watermark)) * self.num_blocks)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,8 @@ class BlockAllocator:
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
     """How many blocks hold `num_tokens` tokens: the quotient, rounded up. Built in: ch03"""
-    return -(-num_tokens // block_size)
+    full, rest = divmod(num_tokens, block_size)
+    return full + (rest > 0)
 
 
 def plan_growth(
@@ -282,7 +283,7 @@ class BlockTables:
 
         Raises KeyError, and IndexError for a position that holds no token.
         """
-        stored = self.num_tokens(seq_id)
+        stored, position = self.num_tokens(seq_id), index(position)
         if not 0 <= position < stored:
             raise IndexError(f"position {position} of {stored} tokens")
         logical, offset = divmod(position, self.block_size)
@@ -290,7 +291,8 @@ class BlockTables:
 
     def slot_mapping(self, seq_id: Hashable, start: int = 0, stop: int | None = None) -> list[int]:
         """The slots of positions `start` to `stop` (by default all that are stored), in order."""
-        stop = self.num_tokens(seq_id) if stop is None else stop
+        stored = self.num_tokens(seq_id)  # raises KeyError if there is none
+        stop = stored if stop is None else stop
         return [self.slot(seq_id, position) for position in range(start, stop)]
 
     def check_invariants(self) -> None:

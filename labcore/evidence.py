@@ -32,6 +32,8 @@ class Claim:
     category: str
 
     def __post_init__(self):
+        if not (isinstance(self.id, str) and isinstance(self.value, str)):
+            raise TypeError(f"id and value of a claim are text, got {self.id!r}, {self.value!r}")
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.id):
             raise ValueError(f"an id is lower-case words joined by hyphens, got {self.id!r}")
         if not self.value.strip():

@@ -44,12 +44,16 @@ class PhaseLoop:
             while (demand := phases[-step % block_size]) <= free and step not in ends:
                 free -= demand
                 step += 1
-            self.measure(first, step)  # the steps in which nothing happened
-            self.free = free
             if demand > free:
+                self.measure(first, step)
+                self.free, first = free, step
                 self.preempt(step)
-            self.measure(step, step + 1)
-            self.free -= phases[-step % block_size]
+                if not self.leads:  # the last one has ended for want of a block
+                    self.admit(step)
+                    continue
+                free, demand = self.free, phases[-step % block_size]
+            self.measure(first, step + 1)
+            self.free = free - demand
             if step in ends:
                 self.leave(step)
             step += 1
@@ -71,21 +75,22 @@ class PhaseLoop:
 
     def admit(self, step: int) -> None:
         """Let in the head of the queue while its blocks, and the watermark's, are free."""
-        preempted, headroom = self.preempted, self.jobs.limits.headroom
+        jobs, preempted, leads, needs = self.jobs, self.preempted, self.leads, self.needs
+        block_size, headroom = jobs.limits.block_size, jobs.limits.headroom
         while self.num_waiting:
             i = preempted[-1] if preempted else self.head
-            if self.free - self.needs[i] < headroom and self.leads:  # `has_room`, written out
+            if self.free - needs[i] < headroom and leads:  # `has_room`, written out
                 break
             if preempted:
                 preempted.pop()
             else:
                 self.head = next(self.never_ran, None)
             self.num_waiting -= 1
-            self.free -= self.needs[i]
-            self.leads[i] = lead = self.stored[i] - step
-            if self.jobs.room is None:
-                self.phases[lead % self.jobs.limits.block_size] += 1
-            self.ends.setdefault(self.jobs.lengths[i] - 1 - lead, []).append(i)
+            self.free -= needs[i]
+            leads[i] = lead = self.stored[i] - step
+            if jobs.room is None:
+                self.phases[lead % block_size] += 1
+            self.ends.setdefault(jobs.lengths[i] - 1 - lead, []).append(i)
             if self.counts.history:
                 self.counts.history.admitted.append((step, i))
 
@@ -112,14 +117,14 @@ class PhaseLoop:
 
     def leave(self, step: int) -> None:
         """Free the blocks of those that have reached their length."""
-        jobs, leads = self.jobs, self.leads
+        jobs, leads, block_size = self.jobs, self.leads, self.jobs.limits.block_size
         for i in self.ends.pop(step):
             lead = jobs.lengths[i] - 1 - step
             if leads.get(i) == lead:  # else it was preempted meanwhile, and ends later
                 del leads[i]
                 self.free += self.held_at_end[i]
                 if jobs.room is None:
-                    self.phases[lead % jobs.limits.block_size] -= 1
+                    self.phases[lead % block_size] -= 1
 
     def record(self, first: int, end: int) -> None:
         """Write steps of the history. O(running) for each, the only place that is."""

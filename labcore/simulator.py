@@ -7,6 +7,7 @@ the start, and a preemption is charged as a flat number of steps. What a step do
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 import numpy as np
 
@@ -72,17 +73,15 @@ def simulate(
     victim than the newest, or a history, O(running) a step. Raises ValueError for settings and
     requests that cannot be. Built in: ch07
     """
-    if isinstance(workload, str):
-        workload = draw(workload, seed=seed, max_context=max_context)
-    elif not isinstance(workload, Workload):
-        workload = from_pairs(workload)
     if block_size is None:
         block_size = 16 if policy.grows else 1
-    if block_size < 1 or recompute_steps < 0:
-        raise ValueError(
-            f"block_size={block_size} or recompute_steps={recompute_steps} is too small"
-        )
-    limits = Limits(budget // block_size, block_size, declared, max_context, watermark)
+    limits = _limits(budget, block_size, declared, max_context, watermark)
+    if not recompute_steps >= 0:
+        raise ValueError(f"a preemption costs at least 0 steps, got {recompute_steps}")
+    if isinstance(workload, str):
+        workload = draw(workload, seed=seed, max_context=limits.max_context)
+    elif not isinstance(workload, Workload):
+        workload = from_pairs(workload)
     if policy.grows and policy.set_aside(1, 2, limits) != 2:
         raise ValueError(f"{policy.name} grows, so it sets aside what is stored and no more")
     if not policy.grows:  # what is set aside never grows, so there is nothing to keep headroom for
@@ -95,14 +94,35 @@ def simulate(
     return _result(jobs, counts, refusals, recompute_steps)
 
 
+def _limits(budget, block_size, declared, max_context, watermark):
+    """The limits of a run, in Python's own integers: NumPy's may overflow without a word."""
+    sizes = {
+        "budget": budget,
+        "block_size": block_size,
+        "declared": declared,
+        "max_context": max_context,
+    }
+    for name, value in sizes.items():
+        try:
+            sizes[name] = index(value)
+        except TypeError:
+            raise ValueError(f"{name} is a whole number of tokens, got {value!r}") from None
+    budget, block_size, declared, max_context = sizes.values()
+    if not 1 <= block_size <= budget:
+        raise ValueError(f"a budget of {budget} tokens holds no block of {block_size}")
+    return Limits(budget // block_size, block_size, declared, max_context, watermark)
+
+
 def _submit_all(policy, workload, limits):
     """The jobs of a run, and the reason for each request that is refused at submission."""
     prompts = workload.prompts.tolist()
-    lengths = np.minimum(workload.prompts + workload.outputs, limits.max_context).tolist()
+    longest = np.maximum(limits.max_context - workload.prompts, 0)  # a sum could overflow
+    lengths = (workload.prompts + np.minimum(workload.outputs, longest)).tolist()
     refusals = {}
-    if prompts and submit(policy, max(prompts), limits):  # else no shorter prompt is refused either
-        reasons = ((i, submit(policy, prompt, limits)) for i, prompt in enumerate(prompts))
-        refusals = {i: reason for i, reason in reasons if reason}
+    # room for what is stored: if the longest prompt fits, all do
+    if prompts and (not policy.grows or submit(policy, max(prompts), limits)):
+        reasons = {prompt: submit(policy, prompt, limits) for prompt in set(prompts)}
+        refusals = {i: reasons[prompt] for i, prompt in enumerate(prompts) if reasons[prompt]}
     accepted = [i for i in range(len(prompts)) if i not in refusals]
     room = None
     if not policy.grows:

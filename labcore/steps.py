@@ -80,7 +80,7 @@ class Jobs:
     def max_steps(self) -> int:
         """More steps than any run can take: each stores a token, or ends with a refusal."""
         tokens = sum(self.lengths[i] - self.prompts[i] for i in self.accepted)
-        return tokens + len(self.accepted) + 1
+        return max(tokens, 0) + len(self.accepted) + 1
 
     def blocks_of(self, tokens: list[int]) -> list[int]:
         """`blocks` for all requests at once, request i with tokens[i] stored. O(requests)."""
@@ -110,12 +110,14 @@ class StepLoop:
         """Run to the end; fills the counts."""
         max_steps = self.jobs.max_steps
         while self.waiting or self.running:
-            if self.counts.steps == max_steps:
+            if self.counts.steps >= max_steps:
                 raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
             self.admit()
             for sequence in self.running.copy():
                 if sequence.index in self.blocks:  # else it was preempted a moment ago
                     self.make_room(sequence)
+            if not self.running:  # the last one has ended for want of a block: let the next one in
+                continue
             for sequence in self.running:
                 sequence.stored += 1
             self.record()
@@ -147,7 +149,11 @@ class StepLoop:
                 self.counts.ended_early[i] = sequence.stored
                 self.leave(sequence)
                 return
-            victim = self.victim(self.running)
+            victim = self.victim(tuple(self.running))
+            if not any(victim is other for other in self.running):
+                raise ValueError(
+                    f"a victim is one of the {len(self.running)} that run, got {victim!r}"
+                )
             self.preempt(victim)
             if victim is sequence:
                 return

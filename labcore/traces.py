@@ -7,6 +7,7 @@ context) is counted and reported.
 
 import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -44,10 +45,10 @@ def read_trace(
     if hash_block_size < 1:
         raise ValueError(f"a block of hashes stands for at least 1 token, got {hash_block_size}")
     rows, set_aside = [], Counter({NO_OUTPUT: 0, TOO_LONG: 0})
-    for number, row in _rows(path):
+    for number, row in _text_rows(path):
         try:
             request = _request(row, hash_block_size)
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
             raise TraceError(f"{path.name}, line {number}: {_reason(error)}") from None
         _, prompt, output, _ = request
         if output == 0:
@@ -59,6 +60,14 @@ def read_trace(
     return _workload(path, rows, dict(set_aside))
 
 
+def _text_rows(path: Path) -> Iterator[tuple[int, dict]]:
+    """`_rows`, and an error that names the file where it is no text."""
+    try:
+        yield from _rows(path)
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path.name}: not a text file in UTF-8: {error}") from None
+
+
 def _rows(path: Path) -> Iterator[tuple[int, dict]]:
     """Each row as a dict, with the number of its line."""
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -68,8 +77,11 @@ def _rows(path: Path) -> Iterator[tuple[int, dict]]:
                     yield number, _json(path, number, line)
         elif path.suffix == ".csv":
             reader = csv.DictReader(file)
-            for row in reader:
-                yield reader.line_num, row
+            try:
+                for row in reader:
+                    yield reader.line_num, row
+            except csv.Error as error:
+                raise TraceError(f"{path.name}, line {reader.line_num}: {error}") from None
         else:
             raise TraceError(f"{path.name}: a trace is a .csv or a .jsonl file")
 
@@ -77,21 +89,27 @@ def _rows(path: Path) -> Iterator[tuple[int, dict]]:
 def _json(path: Path, number: int, line: str) -> dict:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path.name}, line {number}: not JSON: {error}") from None
     if not isinstance(row, dict):
         raise TraceError(f"{path.name}, line {number}: expected an object, got {line.strip():.40}")
     return row
 
 
-def _request(row: dict, hash_block_size: int) -> tuple[float, int, int, tuple[int, ...] | None]:
+def _request(row: dict, hash_block_size: int) -> tuple[tuple[int, float], int, int, tuple | None]:
     """(arrival in seconds, prompt, output, ids of the prompt's blocks or None) of one row."""
+    if None in row:
+        raise ValueError(f"{len(row[None])} more values than columns: {row[None]}")
     if AZURE[0] in row:
         when, prompt, output = (row[column] for column in AZURE)
         return _seconds(when), _tokens(prompt, 1), _tokens(output, 0), None
     when, prompt, output = (row[column] for column in MOONCAKE)
     prompt, output, ids = _tokens(prompt, 1), _tokens(output, 0), row.get("hash_ids")
+    if not math.isfinite(float(when)) or isinstance(when, bool):
+        raise ValueError(f"expected a time in milliseconds, got {when!r}")
     if ids is not None:
+        if type(ids) is not list or not all(type(i) is int for i in ids):
+            raise ValueError(f"hash_ids are a list of whole numbers, got {ids!r:.40}")
         needed = -(-prompt // hash_block_size)
         if len(ids) != needed:
             raise ValueError(
@@ -99,20 +117,26 @@ def _request(row: dict, hash_block_size: int) -> tuple[float, int, int, tuple[in
                 f"of {hash_block_size}"
             )
         ids = tuple(ids)
-    return float(when) / 1_000, prompt, output, ids
+    return (0, float(when) / 1_000), prompt, output, ids
 
 
-def _seconds(when: str) -> float:
-    """Seconds since 2000 of '2023-11-16 18:15:46.6805900', all digits of the fraction kept."""
-    whole, _, fraction = when.partition(".")
-    seconds = (datetime.fromisoformat(whole) - datetime(2000, 1, 1)).total_seconds()
-    return seconds + (int(fraction) / 10 ** len(fraction) if fraction else 0)
+def _seconds(when: str) -> tuple[int, float]:
+    """(whole seconds since 2000, the fraction) of '2023-11-16 18:15:46.6805900'.
+
+    Kept apart, because one float of this size cannot tell two neighbours of seven digits.
+    """
+    whole, _, fraction = str(when).partition(".")
+    if fraction.strip("0123456789"):
+        raise ValueError(f"expected digits after the seconds, got {fraction!r}")
+    since = datetime.fromisoformat(whole) - datetime(2000, 1, 1)
+    return int(since.total_seconds()), float(f"0.{fraction or 0}")
 
 
 def _tokens(value: str | int, least: int) -> int:
-    if isinstance(value, float) or int(value) < least:
+    digits = str(value).strip()
+    if not (digits.isascii() and digits.isdigit()) or not least <= int(digits) < 2**62:
         raise ValueError(f"expected a number of tokens, at least {least}, got {value!r}")
-    return int(value)
+    return int(digits)
 
 
 def _reason(error: Exception) -> str:
@@ -125,12 +149,12 @@ def _workload(path: Path, rows: list[tuple], set_aside: dict[str, int]) -> Workl
     rows.sort(key=lambda row: row[0])  # a stable sort: ties keep the order of the file
     arrivals, prompts, outputs, ids = zip(*rows, strict=True) if rows else ((), (), (), ())
     known = bool(rows) and None not in ids
-    arrivals = np.array(arrivals, dtype=float)
+    arrivals = np.array([(s - arrivals[0][0]) + (f - arrivals[0][1]) for s, f in arrivals])
     return Workload(
         path.name,
         np.array(prompts, dtype=np.int64),
         np.array(outputs, dtype=np.int64),
-        arrivals - arrivals[:1],
+        arrivals,
         tuple(ids) if known else None,
         set_aside,
         notes,

@@ -20,7 +20,7 @@ class Request(NamedTuple):
     arrival: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """Requests in order of arrival, as arrays of one entry a request. Given.
 
@@ -40,6 +40,11 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Refuse lengths that no request has."""
+        for kind in ("prompt", "output"):
+            lengths = np.asarray(getattr(self, f"{kind}s"))
+            if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
+                raise ValueError(f"{kind}s are one whole number a request, got {lengths!r:.60}")
+            object.__setattr__(self, f"{kind}s", lengths.astype(np.int64))
         for kind, lengths in (("prompt", self.prompts), ("output", self.outputs)):
             if len(lengths) != len(self.prompts):
                 raise ValueError(f"{len(self.prompts)} prompts but {len(lengths)} {kind}s")
@@ -99,9 +104,12 @@ def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_02
 
     See `draw`.  Given.
     """
+    for median, sigma in (prompt, output):
+        if not (0 < median < np.inf and 0 <= sigma < np.inf):
+            raise ValueError(f"a median is above 0 and a sigma at least 0, got {median}, {sigma}")
     rng = np.random.default_rng(seed)
     prompts, outputs = (
-        np.rint(rng.lognormal(np.log(median), sigma, num_requests)).astype(np.int64)
+        np.rint(rng.lognormal(np.log(median), sigma, num_requests).clip(0, 2**53)).astype(np.int64)
         for median, sigma in (prompt, output)
     )
     prompts = np.clip(prompts, 1, max_context - 1)
@@ -113,8 +121,11 @@ def from_pairs(pairs: Iterable[Sequence[int]], name: str = "pairs") -> Workload:
 
     Raises ValueError for anything but whole numbers.  Given.
     """
-    pairs = list(pairs)
-    table = np.array(pairs) if pairs else np.empty((0, 2), np.int64)
+    pairs = [pair[:2] if isinstance(pair, Request) else pair for pair in pairs]
+    try:
+        table = np.array(pairs) if pairs else np.empty((0, 2), np.int64)
+    except ValueError:  # rows of different lengths
+        table = np.empty(0)
     if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
         raise ValueError(f"expected (prompt, output) pairs of whole numbers, got {pairs[:3]!r} ...")
     return Workload(name, *table.astype(np.int64).T)

@@ -1,6 +1,8 @@
 """Who may come in and who must go, with numbers worked by hand."""
 
 import itertools
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -108,10 +110,10 @@ def test_reserving_the_maximum_in_a_pool_too_small_is_refused_and_not_left_waiti
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"num_blocks": 0}, "num_blocks is at least 1, got 0"),
-        ({"block_size": 0}, "block_size is at least 1, got 0"),
-        ({"declared": -1}, "declared is at least 0, got -1"),
-        ({"max_context": 1}, "max_context is at least 2, got 1"),
+        ({"num_blocks": 0}, "num_blocks is an int of at least 1, got 0"),
+        ({"block_size": 0}, "block_size is an int of at least 1, got 0"),
+        ({"declared": -1}, "declared is an int of at least 0, got -1"),
+        ({"max_context": 1}, "max_context is an int of at least 2, got 1"),
     ],
 )
 def test_limits_under_which_nothing_could_be_served_are_refused(setting, message):
@@ -134,3 +136,32 @@ def test_the_fewest_generated_tokens_go_and_among_equals_the_later_arrival():
     assert fewest_generated(running).index == 1
     assert fewest_generated([resident(0, 9, 4), resident(1, 1, 4)]).index == 1
     assert fewest_generated([resident(1, 9, 4), resident(0, 1, 4)]).index == 1
+
+
+def test_one_victim_or_two_depend_on_the_rule():
+    """Source: vllm-project/vllm #54644, #53723 (three blocks are needed at once)"""
+    blocks, tokens = {1: 7, 2: 2, 3: 4}, {1: 100, 2: 20, 3: 60}
+    for rule, victims, lost in ((newest, [3], 60), (fewest_generated, [2, 3], 80)):
+        running = [resident(1, 50, 50), resident(2, 5, 15), resident(3, 30, 30)]
+        freed, gone = 0, []
+        while freed < 3:
+            victim = rule(running)
+            running.remove(victim)
+            gone.append(victim.index)
+            freed += blocks[victim.index]
+        assert gone == victims
+        assert sum(tokens[i] for i in gone) == lost
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "watermark", "blocks"),
+    [(9, Fraction(5, 9), 5), (100, np.float32(0.07), 7), (100, Decimal("0.07"), 7)],
+)
+def test_a_watermark_of_another_kind_is_as_exact(num_blocks, watermark, blocks):
+    assert Limits(num_blocks, 16, watermark=watermark).headroom == blocks
+
+
+@pytest.mark.parametrize("number", [np.uint8(16), np.int64(16), 16.0, float("nan"), True])
+def test_limits_are_pythons_own_integers_because_others_overflow_in_silence(number):
+    with pytest.raises(ValueError, match="num_blocks is an int of at least 1, got "):
+        Limits(number, 4)

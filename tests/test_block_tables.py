@@ -397,3 +397,98 @@ def test_a_block_given_up_behind_the_tables_back_is_noticed_and_not_silenced():
     with pytest.raises(DoubleFree, match=r"'s' holds \[0, 1\]"):
         tables.drop("s")
     assert state(tables) == before
+
+
+@pytest.mark.parametrize("rest", ["abc", "bc"])
+def test_a_group_that_shares_blocks_comes_back_only_with_its_sharing(rest):
+    """Source: vllm-project/vllm #1423, PR #2186, #4422, #4451, #8844, PR #12"""
+    tables = make_tables(5, 4)
+
+    def come_in(members):
+        tables.add(members[0], 6)
+        for member in members[1:]:
+            tables.fork(members[0], member)
+        assert len(tables.append_all(dict.fromkeys(members, 2))) == len(members) - 1
+        assert tables.allocator.num_free == 5 - 1 - len(members)
+        tables.check_invariants()
+
+    come_in("abc")
+    for member in "abc":  # those that have finished, then the rest, which is preempted
+        tables.drop(member)
+    assert tables.allocator.num_free == 5
+    come_in(rest)
+    for member in rest:
+        tables.drop(member)
+    for member in "ab":
+        tables.add(member, 8)
+    before = state(tables)
+    with pytest.raises(OutOfBlocks, match="need 2 blocks, 1 of 5"):  # without sharing: 6 > 5
+        tables.add("c", 8)
+    assert state(tables) == before
+
+
+def test_the_invariants_notice_a_table_too_short_a_repeated_block_and_shared_room():
+    short, repeated, shared = make_tables(4, 4), make_tables(4, 4), make_tables(4, 4)
+    for tables in (short, repeated, shared):
+        tables.add("s", 4)
+    short._num_tokens["s"] = 5
+    with pytest.raises(AssertionError, match="'s'"):
+        short.check_invariants()
+    repeated._tables["s"].append(0)
+    repeated.allocator.retain(0)
+    with pytest.raises(AssertionError, match="'s'"):
+        repeated.check_invariants()
+    shared.reserve("s", 4)
+    shared.fork("s", "t")
+    shared._tables["t"].append(1)
+    shared.allocator.retain(1)
+    with pytest.raises(AssertionError, match="'s'"):
+        shared.check_invariants()
+
+
+def test_an_empty_range_of_slots_is_empty():
+    tables = make_tables(4, 4)
+    tables.add("s", 5)
+    assert tables.slot_mapping("s", 0, 0) == tables.slot_mapping("s", 3, 2) == []
+
+
+def test_numbers_of_tokens_may_be_numpy_s():
+    np = pytest.importorskip("numpy")
+    tables = make_tables(8, 4)
+    tables.add("s", np.int64(5))
+    tables.fork("s", "t")
+    assert tables.append_all({"s": np.uint8(3), "t": np.int64(1)}) == [(1, 2)]
+    assert tables.append("s", np.int64(1)) == []
+    assert {type(tables.num_tokens(s)) for s in "st"} == {int}
+
+
+def test_a_preempted_sequence_comes_back_with_all_its_tokens_or_not_at_all():
+    """Source: jjang-ai/vmlx PR #68 (one in ten preempted once); vllm-project/vllm #25538"""
+    tables = make_tables(8, 4)
+    tables.add("old", 9)
+    tables.add("s", 7)
+    tables.append("s", 6)
+    stored = tables.num_tokens("s")
+    tables.drop("s")
+    tables.append("old", 8)
+    before = state(tables)
+    with pytest.raises(OutOfBlocks, match="need 4 blocks, 3 of 8"):
+        tables.add("s", stored)
+    assert state(tables) == before
+    tables.drop("old")
+    tables.add("s", stored)
+    assert (tables.num_tokens("s"), tables.allocator.num_free) == (13, 4)
+
+
+def test_slots_of_an_unknown_sequence_are_refused():
+    with pytest.raises(KeyError, match="'x'"):
+        make_tables(4, 4).slot_mapping("x", 0, 0)
+
+
+def test_a_slot_is_an_int_whatever_the_position_is():
+    np = pytest.importorskip("numpy")
+    tables = make_tables(64, 64)
+    tables.allocator.allocate_many(np.uint8(10))
+    tables.add("s", 60)
+    assert tables.slot("s", np.uint8(3)) == 643
+    assert type(tables.slot("s", np.int64(3))) is int

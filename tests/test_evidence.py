@@ -55,3 +55,9 @@ def test_a_claim_that_says_nothing_is_refused(value):
 def test_a_claim_cannot_be_changed_after_it_was_made():
     with pytest.raises(AttributeError):
         claim("a", "so", "derived").value = "otherwise"
+
+
+@pytest.mark.parametrize(("id", "value"), [("a", 5), ("a", None), (5, "so")])
+def test_a_claim_of_anything_but_text_is_refused(id, value):
+    with pytest.raises(TypeError, match="id and value of a claim are text"):
+        claim(id, value, "derived")

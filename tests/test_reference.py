@@ -85,3 +85,38 @@ def test_what_does_not_fit_together_is_refused_with_the_numbers(change, message)
     }
     with pytest.raises(ValueError, match=message):
         paged_attention(**(arguments | change))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "blocks", "used"),
+    [((45, 8, 25, 22), (3, 1, 2, 2), (13, 8, 9, 6)), ((1_025, 1_027), (65, 65), (1, 3))],
+)
+def test_the_block_size_does_not_move_the_answer(lengths, blocks, used):
+    """Source: vllm-project/vllm test_triton_decode_attention; flashinfer page tests, #725, #320"""
+    assert tuple(-(-n // 16) for n in lengths) == blocks
+    assert tuple((n - 1) % 16 + 1 for n in lengths) == used
+    torch.manual_seed(0)
+    dense = [torch.randn(2, n, 1, HEAD_DIM).double() for n in lengths]
+    queries, answers = torch.randn(len(lengths), 2, HEAD_DIM).double(), []
+    for size in (1, 2, 8, 16, 32):
+        per_row = -(-max(lengths) // size)
+        ids = torch.randperm(per_row * len(lengths), dtype=torch.int32)
+        tables = ids.view(len(lengths), per_row)
+        pools = torch.full((2, len(ids), size, 1, HEAD_DIM), float("nan")).double()
+        for row, keys_values in enumerate(dense):
+            for position in range(lengths[row]):
+                at = tables[row, position // size], position % size
+                pools[:, at[0], at[1]] = keys_values[:, position]
+        answers.append(paged_attention(queries, *pools, tables, torch.tensor(lengths)))
+    for answer in answers[1:]:
+        torch.testing.assert_close(answer, answers[0], rtol=0, atol=1e-12)
+    assert not (answers[0] == 0).all(dim=-1).any()
+
+
+def test_one_of_everything():
+    """Source: ROCm/aiter #597; triton-lang/triton #3102 (sizes of 1)"""
+    keys, values = torch.randn(2, 1, 1, 1, 1).double()
+    one, table = torch.ones(1).int(), torch.zeros(1, 1).int()
+    assert torch.equal(
+        paged_attention(torch.ones(1, 1, 1), keys, values, table, one), values[0, 0, None]
+    )

@@ -2,15 +2,20 @@
 
 import dataclasses
 import itertools
+import os
 import random
+import subprocess
+import sys
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from labcore.admission import (
     Limits,
     Policy,
+    Resident,
     fewest_generated,
     newest,
     paged,
@@ -44,9 +49,7 @@ def check_conservation(result, submitted, num_blocks, block_size):
     gone = [submitted - r - w for r, w in zip(h.running, h.waiting, strict=True)]
     assert gone == sorted(gone)  # finished or refused, for good
     assert min(h.free, default=0) >= 0
-    idle = [r == 0 and w > 0 for r, w in zip(h.running, h.waiting, strict=True)]
-    assert not any(a and b for a, b in itertools.pairwise(idle))
-    assert all(f == num_blocks for r, f in zip(h.running, h.free, strict=True) if r == 0)
+    assert min(h.running, default=1) >= 1  # no step in which nobody runs
     assert len(h.victims) == result.preemptions
     assert max(h.running, default=0) == result.peak_resident
     set_aside = sum(num_blocks - free for free in h.free) * block_size
@@ -380,9 +383,15 @@ def test_preemptions_fall_steeply_then_flatten_and_the_best_watermark_is_inside(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"block_size": 0}, "block_size=0"),
-        ({"recompute_steps": -1}, "recompute_steps=-1"),
-        ({"budget": 8}, "num_blocks is at least 1, got 0"),
+        ({"block_size": 0}, "a budget of 32768 tokens holds no block of 0"),
+        ({"recompute_steps": -1}, "at least 0 steps, got -1"),
+        ({"budget": 8}, "a budget of 8 tokens holds no block of 16"),
+        ({"block_size": 2.5}, "block_size is a whole number of tokens, got 2.5"),
+        ({"declared": float("nan")}, "declared is a whole number of tokens, got nan"),
+        ({"max_context": float("inf")}, "max_context is a whole number of tokens, got inf"),
+        ({"recompute_steps": float("nan")}, "at least 0 steps, got nan"),
+        ({"workload": "chat", "max_context": 1}, "max_context is an int of at least 2, got 1"),
+        ({"workload": [(1, 2), (3,)]}, "whole numbers, got"),
         ({"watermark": 1.0}, "watermark is at least 0 and below 1, got 1.0"),
         ({"workload": "chatty"}, "'chatty'"),
         ({"workload": [(1, 0)]}, "output of 0 tokens"),
@@ -400,6 +409,150 @@ def test_a_policy_that_grows_from_more_than_is_stored_is_refused():
         simulate(greedy, [(1, 1)])
 
 
+def test_a_policy_that_grows_from_its_prompt_alone_is_refused():
+    """It would let a preempted sequence in on a part of what it needs: vllm-project/vllm #25538."""
+    forgetful = Policy("forgetful", lambda prompt, stored, limits: prompt, grows=True)
+    with pytest.raises(ValueError, match="forgetful grows"):
+        simulate(forgetful, [(1, 1)])
+
+
+def test_where_nobody_ever_waits_the_mean_is_over_all_steps():
+    result = both_ways(paged, [(4, 2), (4, 6)], budget=64, block_size=4, declared=6)
+    assert result.history.running == [2, 2, 1, 1, 1, 1]
+    assert result.mean_resident == 8 / 6
+
+
 def test_no_requests_take_no_steps():
     result = both_ways(paged, [])
     assert (result.steps, result.utilization, result.finished) == (0, 0, 0)
+
+
+def test_a_sequence_that_ends_early_gave_no_output_and_is_refused():
+    """Source: inference-sim #1121 (goodput counts finished requests only); nano-vllm #274"""
+    result = both_ways(paged, [(5, 9), (4, 2)], budget=8, block_size=4, declared=0)
+    assert result.refusals == {0: "cache too small: needs 3 blocks, the pool has 2"}
+    assert (result.finished, result.output_tokens) == (1, 2)
+    assert result.history.stored == [6, 7, 8, 5, 6]  # the next one comes in at once
+    assert result.utilization == 32 / (4 * 10)
+
+
+def test_the_watermark_holds_back_a_head_that_would_fit():
+    """Source: vllm-project/vllm #25538: the failed attempt evicts nobody and takes no block"""
+    pool = {"budget": 8 * 4, "block_size": 4, "declared": 4, "watermark": 0.25}
+    history = both_ways(paged, [(20, 4), (10, 2)], **pool).history
+    assert history.admitted == [(0, 0), (4, 1)]  # 3 blocks would leave 0 free, 2 are to stay free
+    assert history.victims == []
+    assert history.free[:4] == [2, 2, 2, 2]
+
+
+def test_ratios_of_a_reserving_run_are_of_whole_blocks_and_may_be_negative():
+    result = both_ways(reserve_limit, [(4, 20)], budget=40, block_size=4, declared=4)
+    assert result.overruns == 1
+    assert result.utilization == sum(range(5, 25)) / (20 * 8)
+    assert result.waste == 1 - result.utilization < 0
+    exact = both_ways(reserve_limit, [(4, 4)], budget=40, block_size=4, declared=4)
+    assert exact.overruns == 0
+    within = both_ways(reserve_limit, [(4, 7)], budget=40, block_size=4, declared=5)
+    assert within.overruns == 0  # 11 tokens fit into 3 blocks
+
+
+@pytest.mark.parametrize("way", ["fast", "plain"])
+def test_the_step_limit_is_one_more_than_the_longest_run(way):
+    limits = Limits(4, 4, declared=8)
+    jobs = Jobs(paged, limits, [1, 1], [3, 4], [0, 1], None)
+    assert jobs.max_steps == 2 + 3 + 2 + 1
+    for length in (6, 5, -(2**63)):
+        never = Jobs(reserve_limit, limits, [8], [length], [0], [4])
+        counts = Counts()
+        loop = PhaseLoop(never, counts) if way == "fast" else StepLoop(never, counts, newest)
+        with pytest.raises(RuntimeError, match="did not, in 2 steps"):
+            loop.run()
+
+
+def test_only_empty_preemptions_are_counted_as_empty():
+    """It came back with 6 tokens: what counts is not its prompt but what it had then."""
+    result = both_ways(paged, [(3, 9), (3, 9)], budget=16, block_size=4, declared=9)
+    seen = {}
+    empty = 0
+    events = [(s, 0, i) for s, i in result.history.admitted]
+    events += [(s, 1, i) for s, i in result.history.victims]
+    for step, is_victim, i in sorted(events):
+        if is_victim:
+            empty += step == seen[i]
+        else:
+            seen[i] = step
+    assert result.empty_preemptions == empty < result.preemptions
+
+
+def test_names_are_drawn_for_the_context_that_is_asked_for():
+    assert simulate(paged, "chat", max_context=256).refused == 0
+    direct = simulate(paged, draw("chat", max_context=256), max_context=256)
+    assert simulate(paged, "chat", max_context=256) == direct
+
+
+def test_two_processes_with_different_hash_seeds_give_the_same_bytes():
+    """Source: inference-sim #323, #963 and invariants"""
+    program = (
+        "import dataclasses; from labcore.admission import *; "
+        "from labcore.simulator import simulate; "
+        "print([dataclasses.asdict(simulate(paged, 'chat', victim=v, history=True))"
+        " for v in (newest, fewest_generated)])"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    ]
+    assert outputs[0] == outputs[1] != b""
+
+
+# --- what needed a fix
+
+
+RUBBISH = {
+    "nothing": lambda running: None,
+    "a place": lambda running: 0,
+    "a copy": lambda running: dataclasses.replace(running[-1]),
+    "a stranger": lambda running: Resident(99, 1, 1),
+    "a list": lambda running: [running[0]],
+}
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+def test_a_victim_that_does_not_run_is_refused(name):
+    with pytest.raises(ValueError, match="a victim is one of the 2 that run, got"):
+        simulate(paged, [(3, 9), (4, 8)], budget=16, block_size=4, declared=9, victim=RUBBISH[name])
+
+
+def test_a_victim_s_rule_cannot_change_the_order_of_those_that_run():
+    def sorts(running):
+        running.sort(key=lambda sequence: sequence.stored)
+
+    with pytest.raises(AttributeError, match="tuple"):
+        simulate(paged, [(3, 9), (4, 8)], budget=16, block_size=4, declared=9, victim=sorts)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_an_output_without_end_stops_at_the_context(policy):
+    result = both_ways(policy, [(10, sys.maxsize)], declared=10)
+    assert (result.finished, result.output_tokens) == (1, 1_014)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint64])
+def test_numpy_s_integers_are_ints(kind):
+    requests = [(4, 8), (3, 8)] * 10
+    settings = {"budget": 64, "block_size": 4, "declared": 8, "max_context": 40}
+    plain = simulate(paged, requests, **settings)
+    assert simulate(paged, requests, **{k: kind(v) for k, v in settings.items()}) == plain
+    assert plain.preemptions == 36
+
+
+def test_a_policy_that_sets_aside_more_for_shorter_prompts_leaves_nobody_waiting():
+    odd = Policy("odd", lambda prompt, stored, limits: 100 - 10 * prompt, grows=False)
+    result = both_ways(odd, [(3, 2), (9, 2)], budget=16, declared=2)
+    assert result.refusals == {0: "needs 70 blocks, the pool has 16"}
+    assert result.finished == 1

@@ -126,6 +126,11 @@ BAD_ROWS = [
     (HEADER + "2023-11-16 10:00:00,5,\n", "line 2"),
     (HEADER + "yesterday,5,1\n", "line 2: .*yesterday"),
     (HEADER + "2023-11-16 10:00:00.x,5,1\n", "line 2: .*'x'"),
+    (HEADER + "2023-11-16 10:00:00.-5,5,1\n", "line 2: .*'-5'"),
+    (HEADER + "2023-11-16 10:00:00,1,155,44\n", "line 2: 1 more values than columns"),
+    (HEADER + "2023-11-16 10:00:00,1_000,1\n", "line 2: .*'1_000'"),
+    ("ContextTokens,GeneratedTokens,TIMESTAMP\n5,1\n", "line 2: .*None"),
+    (HEADER + '"' + "2023-11-16 10:00:00,5,1\n" * 6_000, "line .*field limit"),
 ]
 
 
@@ -141,7 +146,18 @@ def test_a_row_that_cannot_be_stops_the_reading_with_file_and_line(write, text, 
         ("{", "not JSON"),
         ("[1, 2]", "expected an object"),
         (mooncake(input_length=2.5), "got 2.5"),
-        (mooncake(output_length=None), "NoneType"),
+        (mooncake(output_length=None), "got None"),
+        (mooncake(input_length=0), "at least 1, got 0"),
+        (mooncake(input_length=True), "got True"),
+        (mooncake(input_length=2**63), "got 9223372036854775808"),
+        (mooncake(timestamp=float("nan")), "got nan"),
+        (mooncake(timestamp=float("inf")), "got inf"),
+        (mooncake(timestamp="inf"), "got 'inf'"),
+        (mooncake(timestamp=10**400), "too large"),
+        (mooncake(hash_ids="ab"), "list of whole numbers, got 'ab'"),
+        (mooncake(hash_ids=[None, "x"]), "list of whole numbers"),
+        ('{"timestamp": 0, "input_length": ' + "9" * 5000, "4300 digits"),
+        ('{"TIMESTAMP": 5, "ContextTokens": 5, "GeneratedTokens": 1}', "'5'"),
         (mooncake(timestamp="soon"), "'soon'"),
         (mooncake(hash_ids=3), "line 2"),
         ('{"timestamp": 0, "input_length": 5}', "no column 'output_length'"),
@@ -196,3 +212,54 @@ def test_the_simulator_runs_on_a_real_trace():
     assert result.refused == 0
     assert result.output_tokens == trace.outputs.sum()
     assert 0.97 < result.utilization < 0.99
+
+
+def test_a_byte_order_mark_line_ends_of_windows_and_empty_lines_do_no_harm(write):
+    """Mutant: encoding="utf-8" (found by nobody), a line of spaces taken for JSON."""
+    rows = "\ufeff" + HEADER + "\n2023-11-16 10:00:00,5,1\n\n2023-11-16 10:00:01,6,2\n"
+    path = write("")
+    path.write_bytes(rows.replace("\n", "\r\n").encode())
+    assert [tuple(r) for r in read_trace(path)] == [(5, 1, 0.0), (6, 2, 1.0)]
+    lines = "\ufeff" + mooncake() + "\n  \n" + mooncake(input_length=7)
+    assert read_trace(write(lines, "t.jsonl")).prompts.tolist() == [600, 7]
+
+
+def test_the_line_is_counted_from_one_and_empty_lines_count(write):
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 3: not JSON"):
+        read_trace(write(mooncake() + "\n{", "t.jsonl"))
+
+
+def test_ties_are_not_sorted_by_length_and_no_row_is_moved_without_a_note(write):
+    """Source: Azure/AzurePublicDataset #53"""
+    rows = "".join(f"2023-11-16 10:00:00,{p},{o}\n" for p, o in [(9, 1), (3, 7), (3, 2), (9, 9)])
+    trace = read_trace(write(HEADER + rows))
+    assert [(r.prompt, r.output) for r in trace] == [(9, 1), (3, 7), (3, 2), (9, 9)]
+    assert trace.notes == ()
+
+
+def test_a_fraction_may_have_any_number_of_digits(write):
+    rows = "2023-11-16 10:00:00,1,1\n2023-11-16 10:00:00.25,2,1\n2023-11-16 10:00:00.5000,3,1\n"
+    assert read_trace(write(HEADER + rows)).arrivals.tolist() == [0, 0.25, 0.5]
+
+
+def test_neighbours_in_the_seventh_digit_stay_apart(write):
+    """Source: Azure/AzurePublicDataset #53 (one float of seconds since 2000 has steps of 1.2e-7)"""
+    rows = [("0000004", 2), ("0000003", 1)]
+    text = HEADER + "".join(f"2023-11-16 18:15:46.{digits},{p},1\n" for digits, p in rows)
+    trace = read_trace(write(text))
+    assert trace.prompts.tolist() == [1, 2]
+    assert trace.arrivals.tolist() == [0, pytest.approx(1e-7, rel=1e-6)]
+    assert trace.notes == ("1 out of order, sorted by arrival",)
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(write):
+    path = write("")
+    path.write_bytes(b"\x1f\x8b\x08\x00")
+    with pytest.raises(TraceError, match=r"trace\.csv: not a text file"):
+        read_trace(path)
+
+
+def test_rows_of_json_without_output_are_counted_too(write):
+    trace = read_trace(write(mooncake(output_length=0) + mooncake(output_length=425), "t.jsonl"))
+    assert trace.set_aside == {NO_OUTPUT: 1, TOO_LONG: 1}
+    assert len(trace) == 0
