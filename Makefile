@@ -32,9 +32,9 @@ serve: book  ## build the book and show it on http://localhost:8000 (PORT=...)
 notebooks: $(READY)  ## after editing notebooks/*.md: write the .ipynb twins and run them (CHAPTERS=...)
 	$(BIN)/python book/write_twins.py $(CHAPTERS)
 
-lab: $(READY)  ## edit and run the chapters in JupyterLab
+lab: $(READY)  ## edit and run the chapters in JupyterLab (LAB_OPTIONS=--no-browser)
 	$(BIN)/python -m pip install -q -c constraints.txt jupyterlab
-	$(BIN)/jupyter lab --notebook-dir=notebooks
+	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
 bench: $(READY)  ## print the speed figures, one process each
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -52,6 +52,8 @@ def main(names: list[str]) -> None:
     """Write the twin of each chapter named; stop at the first that fails."""
     os.environ.pop("LABCORE_STATIC", None)  # a twin holds what a reader's own run shows
     for name in names:
+        if not Path(name).is_file():
+            sys.exit(f"no chapter {name}")
         print(f"running {name}", flush=True)
         try:
             write_twin(Path(name))

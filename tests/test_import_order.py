@@ -5,7 +5,7 @@ import re
 
 import chapters
 import pytest
-from chapters import Cell, Chapter, built_in, names_built_by
+from chapters import ROOT, SOURCES, Cell, Chapter, built_in, names_built_by, package_definitions
 
 GIVEN_MODULES = ("plot", "explorer", "timing", "teach", "evidence")
 PACKAGE = chapters.package_definitions()
@@ -118,3 +118,21 @@ def test_a_chapter_may_import_what_it_has_built_but_not_before(package):
     use = Cell("from labcore.pool import Tables")
     assert not objections(Chapter("ch03", [build, use]), package)
     assert objections(Chapter("ch03", [use, build]), package)
+
+
+def test_every_public_name_says_where_it_is_built_or_that_it_is_given():
+    silent = [
+        f"{definition.module}.{name}"
+        for name, found in package_definitions().items()
+        for definition in found
+        if isinstance(definition.node, ast.ClassDef | ast.FunctionDef)
+        and not name.startswith("_")
+        and definition.module.startswith("labcore")
+        and not re.search(r"Built in:\s*ch\d\d|Given\.", definition.docstring)
+    ]
+    assert not silent, silent
+
+
+def test_every_chapter_stands_in_the_table_of_the_introduction():
+    introduction = (ROOT / "book" / "intro.md").read_text(encoding="utf-8")
+    assert [path.name for path in SOURCES if f"notebooks/{path.name})" not in introduction] == []

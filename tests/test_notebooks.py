@@ -105,7 +105,8 @@ def test_a_twin_has_been_run_and_has_outputs_to_compare(source):
 def test_a_twin_keeps_nothing_of_the_machine_that_ran_it(source):
     """Source: mwouts/jupytext #735; nbclient records times unless told not to."""
     twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
-    assert set(twin.metadata) <= {"jupytext", "kernelspec"}
+    added = set(twin.metadata) - {"jupytext", "kernelspec"}
+    assert not added, f"{added} in {source.stem}.ipynb: run make notebooks before you commit"
     assert not any("execution" in cell.metadata for cell in twin.cells)
     outputs = [output for cell in twin.cells for output in cell.get("outputs", [])]
     assert not any("widget-view" in kind for o in outputs for kind in o.get("data", {}))
