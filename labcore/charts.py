@@ -1,54 +1,80 @@
-"""Curves and bars: thin helpers over matplotlib that give a picture in the page's own colours.
+"""Curves and bars by matplotlib, as pictures in the page's own colours and font.
 
 Import them from `labcore.plot`. matplotlib is imported by the first drawing, never before.
 """
 
+import io
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 
-from labcore.figure import INK, figure_svg
-from labcore.picture import COLOURS, WIDTH, Picture
+from labcore.picture import INK, WIDTH, Picture, colours_of, drawing
 
+BLACK = "#000000"  # in a figure; its picture has the colour of the page's text there
 STYLES = ("-", "--", "-.", ":")  # lines differ in grey, too
 FINE_ENOUGH = 200  # points a line is thinned to, in pairs of lowest and highest
 LOOK = {
     "font.size": 12,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": INK,
+    "grid.color": BLACK,
     "grid.alpha": 0.15,
 }
+TIDY = (  # what matplotlib writes, and what becomes of it
+    (r"\s*\n\s*", " "),
+    (r"^.*?<svg[^>]*> *| *</svg> *$", ""),
+    (r"<!--.*?-->|<style.*?</style>", ""),  # a style would hold for the whole page
+    (r'<path d="[^"]*" style="fill: none"/>', ""),  # the invisible ground
+    (r' transform="rotate\(-?0 [^"]*"', ""),
+    (r' id="[^"]*_[^"]*"', ""),  # the name of a group: nobody refers to it
+    (r"font-family: [^;\"]*;? ?", ""),  # the page's own font
+    (BLACK, INK),
+    (r"xlink:href", "href"),
+    (r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.1f}"),
+    (r" ?\b([MLCQz]) (?=[^<>]*/>)", r"\1"),  # M 3 4 L 5 6 -> M3 4L5 6
+    (r">\s+<", "><"),
+)
 
 
-def _axes(height: float, left: float, right: float, above: float):
-    """Return a figure of the common width, and its axes with that much room around them."""
-    from matplotlib.figure import Figure
+def figure_svg(fig, title: str, description: str) -> Picture:
+    """Turn a matplotlib figure into a picture, and close the figure.
 
-    fig = Figure((WIDTH / 72, height / 72), dpi=72)
-    place = (left / WIDTH, 42 / height, 1 - (left + right) / WIDTH, 1 - (42 + above) / height)
-    return fig, fig.add_axes(place)
-
-
-def _picture(draw, title: str, description: str) -> Picture:
-    """Draw and write a figure with this book's settings in force, and with nobody else's."""
+    Same figure, same bytes: no date, and ids made from content and words, so that no two on a page
+    clash. Black becomes the page's text colour; text stays text, in the page's font.  Given.
+    """
     import matplotlib
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(LOOK)
-        return figure_svg(draw(), title, description)  # ticks are made only when it is written
+    salt = {"svg.hashsalt": title + description}
+    plain = {"svg.fonttype": "none", "path.simplify_threshold": 0.5}
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    buffer = io.StringIO()
+    with matplotlib.rc_context(salt | plain):
+        fig.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    if "matplotlib.pyplot" in sys.modules:  # a figure made without pyplot needs no closing
+        sys.modules["matplotlib.pyplot"].close(fig)
+    svg = buffer.getvalue()
+    for pattern, new in TIDY:
+        svg = re.sub(pattern, new, svg)
+    width, height = (72 * inches for inches in fig.get_size_inches())
+    body = ['<g stroke-linejoin="round">', svg, "</g>"]
+    return drawing(height, body, title, description, width)
+
+
+@contextmanager
+def _axes(height: float, left: float, right: float, above: float):
+    """Give axes with that much room around them, with this book's settings and nobody else's."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    place = (left / WIDTH, 42 / height, 1 - (left + right) / WIDTH, 1 - (42 + above) / height)
+    with style.context(["default", LOOK]):
+        yield Figure((WIDTH / 72, height / 72), dpi=72).add_axes(place)
 
 
 def _thousands(value: float, _position: int = 0) -> str:
     return f"{value:,.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
-
-
-# --- curves -------------------------------------------------------------------------------------
 
 
 def curves(
@@ -57,96 +83,77 @@ def curves(
     labels: tuple[str, str],
     title: str,
     *,
-    top: float | None = None,
+    top: float = 0,
     mark: float | None = None,
 ) -> Picture:
     """Draw lines over a common `x`, each named at its right end; the y axis starts at 0.
 
     `labels` name the axes, x first, with their units. `top` fixes the upper end of the y axis, so
-    that the frames of an explorer can be compared; `mark` draws a vertical line there. Long lines
-    are thinned to what the width can show. More than four lines are hard to tell apart.
+    that pictures can be compared; `mark` draws a vertical line there. Long lines are thinned to
+    what the width can show. More than four lines are hard to tell apart.
     Raises ValueError for a line whose length is not that of `x`.  Given.
     """
     for name, y in lines.items():
         if len(y) != len(x):
             raise ValueError(f"line {name!r} has {len(y)} values for {len(x)} positions")
-    description = _describe_lines(x, lines, labels)
-    return _picture(lambda: _curves(x, lines, labels, top, mark), title, description)
+    with _axes(270, 56, 12 + 7 * max(map(len, lines)), 24) as axes:
+        _draw_lines(axes, x, lines)
+        high = top or axes.get_ylim()[1]
+        axes.set(xlabel=labels[0], xlim=(min(x), max(x)), ylim=(0, high))
+        axes.annotate(labels[1], (0, 1), (-48, 10), "axes fraction", "offset points")
+        axes.xaxis.set_major_formatter(_thousands)
+        axes.yaxis.set_major_formatter(_thousands)
+        axes.grid(axis="y")
+        if mark is not None:
+            axes.axvline(mark, color=BLACK, linewidth=1, linestyle=":")
+        ends = {name: y[-1] for name, y in lines.items()}
+        for name, place in _spread(ends, high / 12, high).items():
+            at = (1, place / high)
+            axes.annotate(name, at, (8, 0), "axes fraction", "offset points", va="center")
+        return figure_svg(axes.figure, title, _describe_lines(x, lines, labels))
 
 
-def _curves(x, lines, labels, top, mark):
-    fig, axes = _axes(270, 56, 12 + 7 * max(map(len, lines)), 24)
-    for i, y in enumerate(lines.values()):
-        shown = _thinned(y)
-        style = {"color": COLOURS[i % len(COLOURS)], "linewidth": 2.2, "clip_on": False}
-        dots = "o" if len(x) <= 20 else None
-        axes.plot([x[k] for k in shown], [y[k] for k in shown], STYLES[i % 4], marker=dots, **style)
-    high = top or axes.get_ylim()[1]
-    axes.set(xlabel=labels[0], xlim=(min(x), max(x)), ylim=(0, high))
-    axes.annotate(labels[1], (0, 1), (-48, 10), "axes fraction", "offset points")
-    axes.yaxis.set_major_formatter(_thousands)
-    axes.xaxis.set_major_formatter(_thousands)
-    axes.grid(axis="y")
-    if mark is not None:
-        axes.axvline(mark, color=INK, linewidth=1, linestyle=":")
-    ends = {name: y[-1] for name, y in lines.items()}
-    for name, place in _spread(ends, high / 12, high).items():
-        axes.annotate(
-            name, (1, place / high), (8, 0), "axes fraction", "offset points", va="center"
-        )
-    return fig
+def _draw_lines(axes, x, lines) -> None:
+    look = {"marker": "o" if len(x) <= 20 else None, "linewidth": 2.2, "clip_on": False}
+    for i, (name, colour) in enumerate(colours_of(lines).items()):
+        shown = _thinned(lines[name])
+        points = [x[k] for k in shown], [lines[name][k] for k in shown]
+        axes.plot(*points, STYLES[i % 4], color=colour, **look)
 
 
 def _thinned(y: Sequence[float]) -> list[int]:
     """Return the positions to draw: all of a short line, else the extremes of each stretch."""
-    if len(y) <= 2 * FINE_ENOUGH:
-        return list(range(len(y)))
-    stretch = -(-2 * len(y) // FINE_ENOUGH)
-    kept = {0, len(y) - 1}
-    for start in range(0, len(y), stretch):
-        part = range(start, min(start + stretch, len(y)))
-        kept |= {min(part, key=y.__getitem__), max(part, key=y.__getitem__)}
-    return sorted(kept)
+    stretch = 1 if len(y) <= 2 * FINE_ENOUGH else -(-2 * len(y) // FINE_ENOUGH)
+    parts = [range(len(y))[start : start + stretch] for start in range(0, len(y), stretch)]
+    extremes = {choose(part, key=y.__getitem__) for part in parts for choose in (min, max)}
+    return sorted({0, len(y) - 1} | extremes)
 
 
 def _spread(ends: Mapping[str, float], gap: float, high: float) -> dict[str, float]:
     """Move labels apart to at least `gap`, in the order of their values, from 0 to `high`."""
     places, lowest = {}, 0.0
-    for name in sorted(ends, key=ends.get):
-        places[name] = max(ends[name], lowest)
-        lowest = places[name] + gap
-    highest = high
-    for name in reversed(places):
-        places[name] = min(places[name], highest)
-        highest = places[name] - gap
+    for above, name in zip(reversed(range(len(ends))), sorted(ends, key=ends.get), strict=True):
+        lowest = max(ends[name], lowest)
+        places[name] = min(lowest, high - above * gap)
+        lowest += gap
     return places
 
 
 def _describe_lines(x, lines, labels) -> str:
-    def point(y, k):
-        return f"{_thousands(y[k])} at {_thousands(x[k])}"
-
-    def line(name, y):
+    rows = []
+    for name, y in lines.items():
+        points = [f"{_thousands(b)} at {_thousands(a)}" for a, b in zip(x, y, strict=True)]
         if len(y) <= 8:
-            return f"{name} " + ", ".join(point(y, k) for k in range(len(y)))
-        low, high = (choose(range(len(y)), key=y.__getitem__) for choose in (min, max))
-        ends = f"{name} from {point(y, 0)} to {point(y, -1)}"
-        return f"{ends}, lowest {point(y, low)}, highest {point(y, high)}"
-
-    return (
-        f"{labels[1]} over {labels[0]}. " + "; ".join(line(*each) for each in lines.items()) + "."
-    )
-
-
-# --- bars ---------------------------------------------------------------------------------------
+            rows.append(f"{name} {', '.join(points)}")
+        else:
+            low, high = (points[choose(range(len(y)), key=y.__getitem__)] for choose in (min, max))
+            low_high = f"lowest {low}, highest {high}"
+            rows.append(f"{name} from {points[0]} to {points[-1]}, {low_high}")
+    return f"{labels[1]} over {labels[0]}. {'; '.join(rows)}."
 
 
 def bars(
-    groups: Mapping[str, float | Mapping[str, float]],
-    unit: str,
-    title: str,
-    *,
-    top: float | None = None,
+    groups: Mapping[str, float | Mapping[str, float]], unit: str, title: str, *, top: float = 0
 ) -> Picture:
     """Draw horizontal bars from 0, each with its value at the end.
 
@@ -156,30 +163,27 @@ def bars(
     parts = {
         name: part if isinstance(part, Mapping) else {"": part} for name, part in groups.items()
     }
+    every = [bar for part in parts.values() for bar in part.items()]
+    colours = colours_of(name for name, _ in every)
+    bottom = 24 * (len(every) - 1) + 10 * (len(parts) - 1)
+    right = 12 + 7 * max(len(_end(bar)) for bar in every)
     rows = [f"{group}: {', '.join(map(_end, part.items()))}" for group, part in parts.items()]
-    return _picture(lambda: _bars(parts, unit, top), title, f"{unit}. {'; '.join(rows)}.")
-
-
-def _bars(parts: Mapping[str, Mapping[str, float]], unit: str, top: float | None):
-    bars_of = [(g, bar) for g, part in enumerate(parts.values()) for bar in part.items()]
-    places = [24 * i + 10 * g for i, (g, _) in enumerate(bars_of)]
-    names = list(dict.fromkeys(name for _, (name, _) in bars_of))
-    widest = max(len(_end(bar)) for _, bar in bars_of)
-    fig, axes = _axes(84 + places[-1], 14 + 7 * max(map(len, parts)), 12 + 7 * widest, 4)
-    for place, (_, (name, value)) in zip(places, bars_of, strict=True):
-        axes.barh(place, value, 19, color=COLOURS[names.index(name) % len(COLOURS)])
-        axes.annotate(
-            _end((name, value)), (value, place), (6, -1), textcoords="offset points", va="center"
-        )
-    of_group = [
-        [y for y, (h, _) in zip(places, bars_of, strict=True) if h == g] for g in range(len(parts))
-    ]
-    axes.set_yticks([sum(ys) / len(ys) for ys in of_group], list(parts))
-    high = top or max(value for _, (_, value) in bars_of) or 1
-    axes.set(xlabel=unit, xlim=(0, high), ylim=(places[-1] + 17, -17))
-    axes.xaxis.set_major_formatter(_thousands)
-    axes.tick_params(left=False)
-    return fig
+    with _axes(84 + bottom, 14 + 7 * max(map(len, parts)), right, 4) as axes:
+        place, middles = 0, []
+        for part in parts.values():
+            middles.append(place + 12 * (len(part) - 1))
+            for name, value in part.items():
+                axes.barh(place, value, 19, color=colours[name])
+                end = _end((name, value)), (value, place), (6, -1)
+                axes.annotate(*end, textcoords="offset points", va="center")
+                place += 24
+            place += 10
+        axes.set_yticks(middles, list(parts))
+        high = top or max(value for _, value in every) or 1
+        axes.set(xlabel=unit, xlim=(0, high), ylim=(bottom + 17, -17))
+        axes.xaxis.set_major_formatter(_thousands)
+        axes.tick_params(left=False)
+        return figure_svg(axes.figure, title, f"{unit}. {'; '.join(rows)}.")
 
 
 def _end(bar: tuple[str, float]) -> str:

@@ -1,105 +1,151 @@
 """A picture with sliders that works in two places: `explore(render, block_size=[8, 16, 32])`.
 
 With a kernel (JupyterLab, VS Code, Colab) the sliders are ipywidgets, and Python draws anew at each
-change. In the built book there is no kernel, so everything is drawn beforehand, and the page holds
-every picture: see labcore.explorer_page.
+change. The built book has no kernel: there one piece of HTML holds every picture, drawn beforehand,
+and a script swaps them.
 """
 
+import gzip
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from html import escape
 from itertools import product
-from typing import NamedTuple
+from types import SimpleNamespace
 
-from labcore.explorer_page import Control, Frame, compressed_bytes, page
-from labcore.picture import Picture, in_book, on_paper
+from labcore.picture import ENLARGED, Picture, in_book, on_paper, short
 
 MOST_FRAMES = 400
 MOST_BYTES = 120 * 1024  # compressed, a whole explorer
-
-
-class StaticSize(NamedTuple):
-    """What an explorer weighs in the book, in bytes, and how many pictures it holds.  Given."""
-
-    frames: int
-    different_pictures: int
-    raw_bytes: int
-    compressed_bytes: int
-
-
-def explore(
-    render: Callable,
-    *,
-    start: Mapping[str, object] | None = None,
-    labels: Mapping[str, Callable[[object], str]] | None = None,
-    **axes,
-) -> "Explorer":
-    """Show `render(**values)` with a control for each axis, given as a list of its values.
-
-    `render` returns a `Picture`, an SVG string or a matplotlib figure, or (picture, caption) with
-    the caption one sentence that says what is to be seen. Numbers get a slider, text a list to
-    choose from. `start` gives first positions (else each axis's first value), `labels` a function
-    that writes an axis's values, as in labels={"watermark": "{:.0%}".format}.
-    Raises ValueError for no axis, an empty axis, a start or label that does not fit, and more than
-    400 positions; and in the book, for more than 120 KB compressed.  Given.
-    """
-    return Explorer(render, axes, dict(start or {}), dict(labels or {}))
+STYLE = """\
+.explorer{border:1px solid var(--pst-color-border,#8886);border-radius:8px;padding:.9em 1.1em;
+margin:1em 0}
+.explorer-controls{display:flex;flex-wrap:wrap;gap:.6em 2em;margin-bottom:1em}
+.explorer-control,.explorer-control label{display:flex;align-items:center;gap:.6em}
+.explorer-control input{width:min(11em,34vw);height:1.6em;accent-color:var(--pst-color-primary)}
+.explorer-control select{font:inherit;color:inherit;padding:.25em .4em;border-radius:4px;
+border:1px solid var(--pst-color-border,#888);background:var(--pst-color-surface,Field)}
+.explorer-control output{min-width:4.5ch;font-weight:600;font-variant-numeric:tabular-nums}
+.explorer-control :focus-visible{outline:2px solid var(--pst-color-primary,#4477aa);
+outline-offset:3px}
+.explorer-view svg{display:block}
+.explorer-caption{margin:.9em 0 0;min-height:3em}.explorer noscript{font-style:italic}"""
+SCRIPT = """\
+(root => {
+  const find = selector => root.querySelector(selector);
+  const controls = root.querySelectorAll("input, select");
+  const data = JSON.parse(find('script[type="application/json"]').textContent);
+  const show = () => {
+    let k = 0;
+    controls.forEach((control, i) => {
+      const labels = data.labels[i], label = labels[control.value];
+      k = k * labels.length + Number(control.value);
+      if (control.type !== "range") return;
+      control.setAttribute("aria-valuetext", label);
+      control.closest(".explorer-control").querySelector("output").textContent = label;
+    });
+    const [picture, caption] = data.frames[k];
+    find(".explorer-view").innerHTML = picture;
+    find(".explorer-caption").textContent = caption;
+  };
+  controls.forEach(control => Object.assign(control, {disabled: false, oninput: show}));
+  show();
+})(document.currentScript.parentNode)"""
+PAGE = """\
+<div class="explorer"><style>{STYLE}</style><div class="explorer-controls">{controls}</div>\
+<noscript><p>The controls need JavaScript; the picture shows the starting values.</p></noscript>\
+<div class="explorer-view" style="{room}">{picture}</div>\
+<p class="explorer-caption" aria-live="polite">{caption}</p>\
+<script type="application/json">{data}</script><script>{SCRIPT}</script></div>"""
 
 
 class Explorer:
-    """What `explore` returns: pictures over every combination of a few values.  Given."""
+    """Show `render(**values)` with a control for each axis, given as a list of its values.
 
-    def __init__(self, render: Callable, axes: Mapping, start: Mapping, labels: Mapping) -> None:
+    `render` returns a `Picture`, or (picture, caption) with the caption one sentence that says what
+    is to be seen. Numbers get a slider, text a list to choose from. `start` gives first positions
+    (else each axis's first value), `labels` a function that writes an axis's values, as in
+    labels={"watermark": "{:.0%}".format}.
+    Raises ValueError for an axis, start or label that does not fit, for more than 400 positions,
+    and in the book for more than 120 KB compressed.  Given.
+    """
+
+    def __init__(
+        self, render: Callable, *, start: dict | None = None, labels: dict | None = None, **axes
+    ) -> None:
+        start, labels = start or {}, labels or {}
         self.render = render
         self.axes = {name: list(values) for name, values in axes.items()}
         _check(self.axes, start, labels)
-        self.start = {name: values[0] for name, values in self.axes.items()} | dict(start)
+        self.start = {name: values[0] for name, values in self.axes.items()} | start
         self.labels = {
             name: [str(labels.get(name, str)(value)) for value in values]
             for name, values in self.axes.items()
         }
+        every = product(*self.axes.values())  # the last axis changes fastest
+        self.positions = [dict(zip(self.axes, values, strict=True)) for values in every]
 
-    def positions(self) -> Iterator[dict[str, object]]:
-        """Yield every combination of values, the last axis changing fastest.  Given."""
-        for values in product(*self.axes.values()):
-            yield dict(zip(self.axes, values, strict=True))
-
-    def frame(self, **values) -> Frame:
-        """Draw one position.  Given."""
-        result = self.render(**values)
-        picture, caption = result if isinstance(result, tuple) else (result, "")
-        return _frame(picture, caption)
-
-    # --- in the book: everything drawn beforehand ---------------------------------------------
-
-    @cached_property
-    def frames(self) -> list[Frame]:
-        """Every position's frame, drawn once. An error in `render` names the position.  Given."""
-        return [self._frame_or_note(values) for values in self.positions()]
-
-    def _frame_or_note(self, values: Mapping) -> Frame:
+    def frame(self, **values) -> Picture:
+        """Draw one position, described by its caption. An error names the position.  Given."""
         try:
-            return self.frame(**values)
+            result = self.render(**values)
+            picture, caption = result if isinstance(result, tuple) else (result, "")
+            if not isinstance(picture, Picture):
+                raise TypeError(f"render() returned {type(picture).__name__}, not a picture")
+            if not isinstance(caption, str):
+                raise TypeError(f"a caption of type {type(caption).__name__}, not text")
+            return Picture(picture.svg, caption or picture.description)
         except Exception as error:
             error.add_note(f"while drawing {_words(values)}")
             raise
 
     @cached_property
-    def _page(self) -> str:
-        controls = [
-            Control(
-                _title(name), self.labels[name], values.index(self.start[name]), _is_text(values)
-            )
-            for name, values in self.axes.items()
-        ]
-        return page(controls, self.frames)
+    def frames(self) -> list[Picture]:
+        """Every position's frame, drawn once.  Given."""
+        return [self.frame(**values) for values in self.positions]
 
-    def static_size(self) -> StaticSize:
-        """Say what the explorer weighs in the book; draws every frame.  Given."""
-        pictures = {frame.picture for frame in self.frames}
-        raw, compressed = len(self._page.encode()), compressed_bytes(self._page)
-        return StaticSize(len(self.frames), len(pictures), raw, compressed)
+    @cached_property
+    def _page(self) -> str:
+        first = self.frames[self.positions.index(self.start)]
+        width, height = map(max, zip(*(frame.size for frame in self.frames), strict=True))
+        frames = [(frame.svg, frame.description) for frame in self.frames]
+        data = {"labels": list(self.labels.values()), "frames": frames}
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        return PAGE.format(
+            STYLE=STYLE,
+            SCRIPT=SCRIPT,
+            controls="".join(map(self._control, self.axes)),
+            room=f"max-width:{short(width * ENLARGED)}px;aspect-ratio:{width:g}/{height:g}",
+            picture=first.svg,
+            caption=escape(first.description),
+            data=text.replace("</", "<\\/").replace("<!--", "\\u003c!--"),  # stays in its element
+        )
+
+    def _control(self, name: str) -> str:
+        """Return an axis's native control, disabled until the script finds it."""
+        labels, at = self.labels[name], self.axes[name].index(self.start[name])
+        off, output, now = 'disabled autocomplete="off"', "", escape(labels[at])
+        if self._is_text(name):
+            options = [
+                f'<option value="{i}"{" selected" * (i == at)}>{escape(label)}</option>'
+                for i, label in enumerate(labels)
+            ]
+            element = f"<select {off}>{''.join(options)}</select>"
+        else:
+            reach = f'min="0" max="{len(labels) - 1}" value="{at}"'
+            element = f'<input type="range" {off} {reach} aria-valuetext="{now}">'
+            output = f'<output aria-live="off">{now}</output>'
+        label = f"<label><span>{escape(name.replace('_', ' '))}</span>{element}</label>"
+        return f'<div class="explorer-control">{label}{output}</div>'
+
+    def _is_text(self, name: str) -> bool:
+        return all(isinstance(value, str) for value in self.axes[name])
+
+    def static_size(self) -> SimpleNamespace:
+        """Count what the book gets, `frames` and `compressed_bytes`; draws every frame.  Given."""
+        compressed = gzip.compress(self._page.encode(), mtime=0)
+        return SimpleNamespace(frames=len(self.frames), compressed_bytes=len(compressed))
 
     def static_html(self) -> str:
         """Return the whole explorer as HTML that needs no kernel, no other file and no network.
@@ -108,67 +154,56 @@ class Explorer:
         """
         size = self.static_size()
         if size.compressed_bytes > MOST_BYTES:
-            largest = max(len(frame.picture) for frame in self.frames) / 1024
+            largest = max(len(frame.svg) for frame in self.frames) / 1024
             raise ValueError(
                 f"explorer over {', '.join(self.axes)}: {size.compressed_bytes / 1024:.0f} KB "
                 f"compressed, at most {MOST_BYTES // 1024} are allowed; {size.frames} frames, "
-                f"{size.different_pictures} of them different, the largest {largest:.1f} KB"
+                f"the largest {largest:.1f} KB"
             )
         return self._page
 
-    # --- with a kernel: widgets -----------------------------------------------------------------
-
     def widget(self):
         """Return the live view, a box of ipywidgets; ImportError where there are none.  Given."""
-        import ipywidgets
+        from ipywidgets import HTML, Box, Dropdown, Layout, SelectionSlider, VBox
 
-        picture, caption = ipywidgets.HTML(), ipywidgets.HTML()
-        controls = {name: self._live_control(name) for name in self.axes}
+        picture, caption, controls = HTML(), HTML(), {}
 
         def draw(_change=None):
             frame = self._frame_or_message({name: box.value for name, box in controls.items()})
-            picture.value, caption.value = frame.picture, escape(frame.caption)
+            picture.value, caption.value = frame.svg, escape(frame.description)
 
-        for control in controls.values():
-            control.observe(draw, "value")
+        for name, values in self.axes.items():
+            controls[name] = box = (Dropdown if self._is_text(name) else SelectionSlider)(
+                options=list(zip(self.labels[name], values, strict=True)),
+                index=values.index(self.start[name]),  # a value may be None
+                description=name.replace("_", " "),
+                style={"description_width": "initial"},
+            )
+            box.continuous_update = False  # draw when a slider is let go; a list knows no other way
+            box.observe(draw, "value")
         draw()
-        wrapping = ipywidgets.Layout(display="flex", flex_flow="row wrap")
-        return ipywidgets.VBox(
-            [ipywidgets.Box(list(controls.values()), layout=wrapping), picture, caption]
-        )
+        wrapping = Layout(display="flex", flex_flow="row wrap")
+        return VBox([Box(list(controls.values()), layout=wrapping), picture, caption])
 
-    def _live_control(self, name: str):
-        import ipywidgets
-
-        options = list(zip(self.labels[name], self.axes[name], strict=True))
-        common = {"options": options, "value": self.start[name], "description": _title(name)}
-        common["style"] = {"description_width": "initial"}
-        if _is_text(self.axes[name]):
-            return ipywidgets.Dropdown(**common)
-        return ipywidgets.SelectionSlider(continuous_update=False, **common)
-
-    def _frame_or_message(self, values: Mapping) -> Frame:
+    def _frame_or_message(self, values: Mapping) -> Picture:
         """Draw a frame; where `render` fails, show its message and leave the sliders alive."""
         try:
             return self.frame(**values)
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            return Frame(f"<pre>{escape(message)}</pre>", f"Nothing to draw for {_words(values)}.")
-
-    # --- how a notebook shows it ------------------------------------------------------------------
+            message = escape(f"{type(error).__name__}: {error}")
+            return Picture(f"<pre>{message}</pre>", f"Nothing to draw for {_words(values)}.")
 
     def __repr__(self) -> str:
-        """Return the caption of the starting position, or the axes where there is none."""
-        axes = ", ".join(f"{name}={values}" for name, values in self.axes.items())
-        return self._frame_or_message(self.start).caption or f"explore({axes})"
+        """Return the caption of the starting position."""
+        return self._frame_or_message(self.start).description
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         if in_book():
             return {"text/html": self.static_html(), "text/plain": repr(self)}
         frame = self._frame_or_message(self.start)
-        bundle = {"text/plain": frame.caption or repr(self)}
-        if frame.picture.startswith("<svg"):  # for viewers that run nothing, GitHub's among them
-            bundle["image/svg+xml"] = on_paper(frame.picture)
+        bundle = {"text/plain": frame.description}
+        if frame.svg.startswith("<svg"):  # for viewers that run nothing, GitHub's among them
+            bundle["image/svg+xml"] = on_paper(frame.svg)
         try:
             view = {"model_id": self.widget().model_id, "version_major": 2, "version_minor": 0}
         except ImportError:
@@ -194,28 +229,8 @@ def _check(axes: Mapping[str, list], start: Mapping, labels: Mapping) -> None:
         raise ValueError(f"{sizes} = {number} frames, at most {MOST_FRAMES}: leave values out")
 
 
-def _frame(picture, caption: str) -> Frame:
-    """Turn whatever `render` returned into text: SVG strings, pictures, matplotlib figures."""
-    if hasattr(picture, "savefig"):
-        from labcore.figure import figure_svg
-
-        picture = Picture(figure_svg(picture, caption or "Figure", caption).svg, caption)
-    if isinstance(picture, Picture):
-        return Frame(picture.svg, caption or picture.description)
-    if isinstance(picture, str):
-        return Frame(picture, caption)
-    raise TypeError(
-        f"render() returned {type(picture).__name__}, not a picture, SVG text or figure"
-    )
-
-
-def _is_text(values: list) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _words(values: Mapping) -> str:
-    return ", ".join(f"{_title(name)} {value}" for name, value in values.items())
+    return ", ".join(f"{name} {value}" for name, value in values.items()).replace("_", " ")
+
+
+explore = Explorer  # the verb for the chapters

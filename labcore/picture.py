@@ -18,7 +18,6 @@ INK = "currentColor"  # the page's text colour
 FREE, UNKNOWN = (f'fill="{INK}" fill-opacity="{opacity}"' for opacity in (".13", ".5"))
 CENTRED = 'text-anchor="middle"'
 SMALL = 'font-size="12" fill-opacity=".8"'
-HATCH = f'fill="none" stroke="{INK}" stroke-opacity=".55" stroke-width="1.2"'
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -42,6 +41,12 @@ class Picture:
     def __repr__(self) -> str:
         """Return the description: what a reader without the picture needs."""
         return self.description
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height, in the drawing's own units.  Given."""
+        width, height = self.svg.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()
+        return float(width), float(height)
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         page = {"text/html": f'<div class="picture">{self.svg}</div>'}
@@ -73,7 +78,7 @@ def stacked(title: str, *pictures: Picture) -> Picture:
     for picture in pictures:
         inner = picture.svg.split("</desc>", 1)[1].removesuffix("</svg>")
         body.append(f'<g transform="translate(0 {short(y)})">{inner}</g>')
-        y += float(picture.svg.split('viewBox="', 1)[1].split('"', 1)[0].split()[3]) + gap
+        y += picture.size[1] + gap
     return drawing(y - gap, body, title, " ".join(picture.description for picture in pictures))
 
 
@@ -92,11 +97,8 @@ def colours_of(owners: Iterable[Hashable]) -> dict[Hashable, str]:
     return {owner: COLOURS[i % len(COLOURS)] for i, owner in enumerate(dict.fromkeys(owners))}
 
 
-# --- strokes: each draws any number of boxes as one path, and nothing where there is no box --------
-
-
 def path(steps: Iterable[str], attributes: str) -> str:
-    """Join the steps of a path; without any, return nothing at all.  Given."""
+    """Join the steps of a path: any number of boxes is one path, and none is nothing.  Given."""
     steps = "".join(steps)
     return f'<path d="{steps}" {attributes}/>' if steps else ""
 
@@ -127,14 +129,14 @@ def hatched(boxes: Iterable[Box]) -> str:
             start, end = (max(0, k - h), min(h, k)), (min(w, k), max(0, k - w))
             (x1, y1), (x2, y2) = ((short(x + i), short(y + j)) for i, j in (start, end))
             steps.append(f"M{x1} {y1}L{x2} {y2}")
-    return path(steps, HATCH)
+    return path(steps, f'fill="none" stroke="{INK}" stroke-opacity=".55" stroke-width="1.2"')
 
 
 def cells_in_rows(runs: Iterable[Box], cell: float, colour: str, opacity: float = 1) -> str:
     """Fill rows of square-edged cells, `cell` wide with one unit between them, as one path.
 
-    Each run (x, y, width, height) is a single stroke as thick as the cells are high, dashed at the
-    cells' width: a thousand cells take a few hundred bytes. All runs have the same height.  Given.
+    Each run is one stroke, dashed at the cells' width: a thousand cells take a few hundred bytes.
+    All runs have the same height.  Given.
     """
     runs = list(runs)
     height = short(runs[0][3]) if runs else ""

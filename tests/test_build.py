@@ -40,6 +40,7 @@ VARYING = """\
 ```{code-cell} ipython3
 from labcore.evidence import claim
 from labcore.explorer import explore
+from labcore.plot import drawing
 ```
 
 ```{code-cell} ipython3
@@ -51,7 +52,7 @@ object()
 ```
 
 ```{code-cell} ipython3
-explore(lambda n: (f"<svg width='{n}' height='9'></svg>", f"{n} blocks"), n=[1, 2])
+explore(lambda n: (drawing(9 * n, [], "Blocks", str(n)), f"{n} blocks"), n=[1, 2])
 ```
 
 ```{code-cell} ipython3

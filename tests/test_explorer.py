@@ -6,6 +6,7 @@ first of them is there without JavaScript. Case N9 (outputs that change each run
 what an explorer prints is the same every time.
 """
 
+import gzip
 import json
 import random
 import re
@@ -15,22 +16,25 @@ from html.parser import HTMLParser
 import pytest
 
 from labcore import plot
-from labcore.explorer import MOST_BYTES, explore
-from labcore.explorer_page import SCRIPT
-from labcore.picture import Picture
+from labcore.explorer import MOST_BYTES, SCRIPT, explore
+from labcore.picture import Picture, drawing
 
 SLIDER = "application/vnd.jupyter.widget-view+json"
 
 
-def picture(text: str) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="90" height="20"><text>{text}</text></svg>'
-    )
+def picture(text: object) -> Picture:
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 80 20"><text>{text}</text></svg>'
+    return Picture(svg, f"a picture of {text}")
 
 
 def waste(block_size, workload):
     caption = f"Blocks of {block_size} under {workload} waste {block_size // 2}."
     return picture(f"{workload} {block_size}"), caption
+
+
+def shown_by_waste(block_size, workload) -> tuple[str, str]:
+    drawn, caption = waste(block_size, workload)
+    return drawn.svg, caption
 
 
 def example(render=waste, **options):
@@ -70,15 +74,19 @@ class Elements(HTMLParser):
 def test_each_position_of_the_page_holds_its_own_picture_and_caption():
     explorer = example(start={"block_size": 16})
     data = data_of(explorer.static_html())
-    for values, (at, caption) in zip(explorer.positions(), data["frames"], strict=True):
-        assert (data["head"] + data["pictures"][at] + data["tail"], caption) == waste(**values)
+    for values, frame in zip(explorer.positions, data["frames"], strict=True):
+        assert tuple(frame) == shown_by_waste(**values)
+    assert explorer.positions[:2] == [
+        {"block_size": 1, "workload": "chat"},
+        {"block_size": 1, "workload": "long"},
+    ]
     assert data["labels"] == [["1", "16", "256"], ["chat", "long", "code"]]
 
 
 def test_the_starting_picture_and_caption_can_be_read_without_javascript():
     page = example(start={"block_size": 16, "workload": "long"}).static_html()
     before_scripts = page[: page.index("<script")]
-    first, caption = waste(16, "long")
+    first, caption = shown_by_waste(16, "long")
     assert first in before_scripts and caption in before_scripts
     assert "the picture shows the starting values" in before_scripts
     assert "<noscript>" in before_scripts
@@ -111,29 +119,20 @@ def test_labels_write_the_values():
     assert data_of(explorer.static_html())["labels"] == [["0%", "5%"]]
 
 
-def test_equal_pictures_and_their_common_ends_travel_once():
-    explorer = explore(lambda n, m: (picture(n), f"n is {n}, m is {m}"), n=[1, 2, 3], m=[1, 2])
-    data = data_of(explorer.static_html())
-    assert data["pictures"] == ["1", "2", "3"]
-    assert data["head"] + "2" + data["tail"] == picture(2)
-    assert [caption for _, caption in data["frames"]][:2] == ["n is 1, m is 1", "n is 1, m is 2"]
-    assert explorer.static_size()[:2] == (6, 3)
-
-
-@pytest.mark.parametrize("texts", [["aba", "a"], ["", "a"], ["aa", "aaa"], ["ab", "cb", "b"]])
-def test_pictures_that_overlap_with_their_common_ends_are_put_together_again(texts):
-    data = data_of(explore(lambda i: texts[i], i=list(range(len(texts)))).static_html())
-    assert [data["head"] + part + data["tail"] for part in data["pictures"]] == texts
+def test_its_size_is_counted():
+    explorer = explore(lambda n, m: picture(n + m), n=[1, 2, 3], m=[1, 2])
+    size = explorer.static_size()
+    assert size.frames == 6
+    assert size.compressed_bytes == len(gzip.compress(explorer.static_html().encode(), mtime=0))
 
 
 def test_markup_in_pictures_and_labels_cannot_end_the_script():
     def render(name):
-        return f"<svg><text>{name}</text><!-- </script> --></svg>", "</script><b>"
+        return picture(f"{name}</text><!-- </script> --><text>"), "</script><b>"
 
     page = explore(render, name=["<script>", "</script>&'\""]).static_html()
     data = data_of(page)
-    first = data["head"] + data["pictures"][0] + data["tail"]
-    assert first == "<svg><text><script></text><!-- </script> --></svg>"
+    assert data["frames"][0][0] == render("<script>")[0].svg
     inside = page[page.index("<script type") :]
     assert inside.count("</script>") == 2 and "<!--" not in inside
     assert data["frames"][0][1] == "</script><b>"
@@ -142,9 +141,9 @@ def test_markup_in_pictures_and_labels_cannot_end_the_script():
 
 def test_the_page_keeps_room_for_the_largest_picture():
     def render(n):
-        return f'<svg width="{10 * n}" height="{50 - n}"></svg>'
+        return drawing(50 - n, [], "Empty", "nothing", 100 * n)
 
-    assert "max-width:30px;aspect-ratio:30/49" in explore(render, n=[1, 3]).static_html()
+    assert "max-width:337.5px;aspect-ratio:300/49" in explore(render, n=[1, 3]).static_html()
 
 
 def test_two_builds_give_the_same_bytes():
@@ -164,10 +163,10 @@ def test_an_explorer_of_pools_stays_far_below_the_limit():
 
 def test_an_explorer_over_the_limit_is_refused_with_its_numbers():
     rng = random.Random(0)
-    explorer = explore(lambda n: f"<svg>{rng.randbytes(90_000).hex()}</svg>", n=[1, 2])
+    explorer = explore(lambda n: picture(rng.randbytes(90_000).hex()), n=[1, 2])
     assert explorer.static_size().compressed_bytes > MOST_BYTES
     with pytest.raises(
-        ValueError, match=r"over n: \d+ KB compressed, at most 120 .* 2 frames.*175"
+        ValueError, match=r"over n: \d+ KB compressed, at most 120 .* 2 frames.*175\.9 KB"
     ):
         explorer.static_html()
 
@@ -205,11 +204,12 @@ def test_a_notebook_gets_a_view_an_image_and_the_caption():
 
 def test_moving_a_slider_makes_python_draw_again():
     (size, workload), shown, caption = parts(example(start={"block_size": 16}).widget())
-    assert (shown.value, caption.value) == waste(16, "chat")
+    assert (shown.value, caption.value) == shown_by_waste(16, "chat")
     size.value = 256
-    assert (shown.value, caption.value) == waste(256, "chat")
+    assert (shown.value, caption.value) == shown_by_waste(256, "chat")
     workload.value = "long"
-    assert (shown.value, caption.value) == waste(256, "long")
+    assert (shown.value, caption.value) == shown_by_waste(256, "long")
+    assert not size.continuous_update
     assert [type(control).__name__ for control in (size, workload)] == [
         "SelectionSlider",
         "Dropdown",
@@ -224,7 +224,7 @@ def test_an_error_in_render_is_shown_and_the_sliders_live_on():
     slider.value = 0
     assert "ZeroDivisionError" in shown.value and caption.value == "Nothing to draw for n 0."
     slider.value = 2
-    assert shown.value == picture(3)
+    assert shown.value == picture(3).svg
 
 
 def test_an_error_in_the_first_picture_is_shown_too():
@@ -243,22 +243,9 @@ def test_without_ipywidgets_the_starting_picture_remains(monkeypatch):
 
 def test_a_picture_brings_its_description_along_as_caption():
     drawn = plot.draw_pool([1, None])
-    assert explore(lambda n: drawn, n=[1]).frame(n=1) == (drawn.svg, drawn.description)
-    own = explore(lambda n: (Picture(picture(n), "long text"), "short"), n=[1])
-    assert own.frame(n=1).caption == "short"
-
-
-def test_a_matplotlib_figure_becomes_svg_in_the_page_s_colours():
-    from matplotlib.figure import Figure
-
-    def render(n):
-        figure = Figure((3, 2))
-        figure.add_subplot().plot([0, n], [0, 1])
-        return figure, "a line"
-
-    frame = explore(render, n=[1]).frame(n=1)
-    assert frame.picture.startswith("<svg") and "currentColor" in frame.picture
-    assert frame.caption == "a line"
+    assert explore(lambda n: drawn, n=[1]).frame(n=1) == drawn
+    own = explore(lambda n: (drawn, "short"), n=[1])
+    assert own.frame(n=1) == Picture(drawn.svg, "short")
 
 
 def test_anything_else_is_refused_by_its_type():
@@ -286,7 +273,7 @@ def test_arguments_that_cannot_work_are_refused_with_their_values(arguments, mes
 
 
 def test_four_hundred_frames_are_allowed():
-    assert len(list(explore(waste, n=range(20), m=range(20)).positions())) == 400
+    assert len(explore(waste, n=range(20), m=range(20)).positions) == 400
 
 
 # --- in a browser --------------------------------------------------------------------------------
@@ -370,3 +357,19 @@ def test_without_javascript_the_first_picture_stands_and_the_controls_are_off(br
 def test_the_page_never_gets_wider_than_the_screen(browser, tmp_path, width):
     tab = opened(browser, tmp_path, width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_control_may_start_at_none():
+    explorer = explore(lambda n: picture(n), n=[None, 1024])
+    (slider,), shown, _ = parts(explorer.widget())
+    assert shown.value == picture(None).svg
+    slider.index = 1
+    assert shown.value == picture(1024).svg
+    assert SLIDER in explorer._repr_mimebundle_()
+
+
+@pytest.mark.parametrize("caption", [None, 5])
+def test_a_caption_that_is_no_text_is_refused_with_its_position(caption):
+    with pytest.raises(TypeError, match="a caption of type") as error:
+        explore(lambda n: (picture(n), caption), n=[1]).static_html()
+    assert error.value.__notes__ == ["while drawing n 1"]

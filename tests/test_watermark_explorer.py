@@ -91,7 +91,7 @@ def explorer() -> Explorer:
 
 @pytest.fixture(scope="module")
 def captions(explorer) -> list[str]:
-    return [frame.caption for frame in explorer.frames]
+    return [frame.description for frame in explorer.frames]
 
 
 @pytest.mark.slow
