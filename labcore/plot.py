@@ -111,8 +111,9 @@ def draw_regions(
     for start, length in holes:
         if length * scale > 7 * len(str(length)):
             body.append(words((start + length / 2) * scale, 71, length, CENTRED))
-    body.append(words(0, 92, f"{size:,} tokens; numbers below the bar: holes", SMALL))
-    body.append(key(112, "free", "empty"))
+    below = "; numbers below the bar: holes" if holes else ""
+    body.append(words(0, 92, f"{size:,} tokens{below}", SMALL))
+    body.append(key(112, *["free"] * bool(holes), "empty"))
     rows = [f"{who}: {n} of {room} tokens filled from {at}" for who, at, room, n in regions]
     free = [length for _, length in holes]
     rows.append(f"{sum(free)} tokens free in {counted(len(free), 'hole')}")
