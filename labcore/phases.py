@@ -123,15 +123,14 @@ class PhaseLoop:
             if leads.get(i) == lead:  # else it was preempted meanwhile, and ends later
                 del leads[i]
                 self.free += self.held_at_end[i]
+                self.counts.finished += 1
                 if jobs.room is None:
                     self.phases[lead % block_size] -= 1
 
     def record(self, first: int, end: int) -> None:
         """Write steps of the history. O(running) for each, the only place that is."""
-        history, running, free = self.counts.history, len(self.leads), self.free
+        running, free, leads = len(self.leads), self.free, sum(self.leads.values())
         for step in range(first, end):
             free -= self.phases[-step % self.jobs.limits.block_size]
-            history.running.append(running)
-            history.waiting.append(self.num_waiting)
-            history.free.append(free)
-            history.stored.append(sum(self.leads.values()) + (step + 1) * running)
+            stored = leads + (step + 1) * running
+            self.counts.record(self.jobs, running, self.num_waiting, free, stored)

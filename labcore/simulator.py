@@ -167,7 +167,7 @@ def _result(jobs, counts, refusals, recompute_steps):
         waste_of_used=unused / max(stored, 1),
         mean_resident=residents / max(waiting_steps, 1),
         peak_resident=counts.peak_resident,
-        finished=len(served) - int(ended.sum()),
+        finished=counts.finished,
         output_tokens=int((last - first)[~ended].sum()),
         overruns=overruns,
         refusals=refusals,

@@ -25,13 +25,15 @@ Victim = Callable[[Sequence[Resident]], Resident]
 class History:
     """What happened in each step, for plots and for comparing two runs. Given.
 
-    The lists hold one entry a step, taken after tokens are stored and before finished sequences
-    leave; `free` counts blocks and `stored` tokens. `admitted` and `victims` hold (step, request)
-    pairs.
+    The lists hold one entry a step, taken after tokens are stored and before sequences leave:
+    requests that run, that wait, that have finished or were refused so far; free blocks; tokens
+    stored. `admitted` and `victims` hold (step, request) pairs.
     """
 
     running: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)
     admitted: list[tuple[int, int]] = field(default_factory=list)
@@ -43,6 +45,7 @@ class Counts:
     """What a loop counts while it runs. Given."""
 
     steps: int = 0
+    finished: int = 0
     preemptions: int = 0
     empty_preemptions: int = 0
     waiting_steps: int = 0  # the steps in which a request waits
@@ -50,6 +53,17 @@ class Counts:
     peak_resident: int = 0
     ended_early: dict[int, int] = field(default_factory=dict)  # alone and refused: tokens stored
     history: History | None = None
+
+    def record(self, jobs: "Jobs", running: int, waiting: int, free: int, stored: int) -> None:
+        """Write one step of the history, if one is kept."""
+        if history := self.history:
+            refused = len(jobs.prompts) - len(jobs.accepted) + len(self.ended_early)
+            history.running.append(running)
+            history.waiting.append(waiting)
+            history.finished.append(self.finished)
+            history.refused.append(refused)
+            history.free.append(free)
+            history.stored.append(stored)
 
     def measure(self, running: int, waiting: int) -> None:
         """Count one step."""
@@ -120,11 +134,14 @@ class StepLoop:
                 continue
             for sequence in self.running:
                 sequence.stored += 1
-            self.record()
-            self.counts.measure(len(self.running), len(self.waiting))
+            running, waiting = len(self.running), len(self.waiting)
+            stored = sum(sequence.stored for sequence in self.running)
+            self.counts.record(self.jobs, running, waiting, self.free, stored)
+            self.counts.measure(running, waiting)
             for sequence in self.running.copy():
                 if sequence.stored == self.jobs.lengths[sequence.index]:
                     self.leave(sequence)
+                    self.counts.finished += 1
 
     def admit(self) -> None:
         """Let in the head of the queue while there is room for it."""
@@ -174,11 +191,3 @@ class StepLoop:
         """Give back all blocks of a running sequence."""
         self.running.remove(sequence)
         self.free += self.blocks.pop(sequence.index)
-
-    def record(self) -> None:
-        """Write one step of the history, if one is kept."""
-        if history := self.counts.history:
-            history.running.append(len(self.running))
-            history.waiting.append(len(self.waiting))
-            history.free.append(self.free)
-            history.stored.append(sum(sequence.stored for sequence in self.running))

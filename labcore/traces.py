@@ -60,6 +60,21 @@ def read_trace(
     return _workload(path, rows, dict(set_aside))
 
 
+def block_keys(
+    ids: tuple[int, ...], prompt: int, block_size: int, hash_block_size: int = 512
+) -> list[tuple[int, int]]:
+    """The keys of a prompt's full blocks of `block_size`, from a trace's ids of its larger ones.
+
+    Each id stands for hash_block_size / block_size of our blocks: part k of id i has key (i, k).
+    A part-full block has no key, since only full blocks can be shared.
+    Raises ValueError if the sizes do not divide.  Given.
+    """
+    if block_size < 1 or hash_block_size % block_size:
+        raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
+    parts = hash_block_size // block_size
+    return [(ids[k // parts], k % parts) for k in range(prompt // block_size)]
+
+
 def _text_rows(path: Path) -> Iterator[tuple[int, dict]]:
     """`_rows`, and an error that names the file where it is no text."""
     try:

@@ -46,8 +46,10 @@ def check_conservation(result, submitted, num_blocks, block_size):
     """Nothing lost at any step, no idle server, and the ratios are what the history adds up to."""
     h = result.history
     assert result.finished + result.refused == submitted
-    gone = [submitted - r - w for r, w in zip(h.running, h.waiting, strict=True)]
-    assert gone == sorted(gone)  # finished or refused, for good
+    everywhere = zip(h.waiting, h.running, h.finished, h.refused, strict=True)
+    assert {sum(places) for places in everywhere} <= {submitted}
+    assert h.finished == sorted(h.finished)
+    assert h.refused == sorted(h.refused)
     assert min(h.free, default=0) >= 0
     assert min(h.running, default=1) >= 1  # no step in which nobody runs
     assert len(h.victims) == result.preemptions

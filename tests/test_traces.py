@@ -8,7 +8,7 @@ import pytest
 
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.traces import NO_OUTPUT, TOO_LONG, TraceError, read_trace
+from labcore.traces import NO_OUTPUT, TOO_LONG, TraceError, block_keys, read_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 REAL = Path(os.environ.get("LABCORE_TRACES", ""))
@@ -94,6 +94,16 @@ def test_the_ids_of_a_prompts_blocks_fit_its_length(write, length, ids, fits):
             TraceError, match=rf"t.jsonl, line 2: {ids} hash_ids, .* {length} tokens"
         ):
             read_trace(path)
+
+
+def test_an_id_of_a_trace_stands_for_several_of_our_blocks_and_only_full_ones():
+    """Source: kvcache-ai/Mooncake trace format; ai-dynamo #8998"""
+    assert block_keys((7,), 512, 16) == [(7, k) for k in range(32)]
+    assert block_keys((7, 9), 513 + 16, 16)[-2:] == [(7, 31), (9, 0)]
+    assert block_keys((7,), 3, 4) == []
+    for block_size in (0, 3, 784):
+        with pytest.raises(ValueError, match=f"blocks of {block_size} tokens do not divide"):
+            block_keys((7,), 512, block_size)
 
 
 def test_a_block_of_hashes_holds_at_least_one_token(write):
