@@ -8,6 +8,9 @@ One step is, in this order:
    queue.
 3. Every sequence that still runs stores one token.
 4. Measure. Then those that have reached their length leave.
+
+A sequence that is alone and finds no block ends as refused, and the next is let in within the same
+step: in every step somebody runs.
 """
 
 from collections import deque
