@@ -35,6 +35,7 @@ def write_twin(source: Path) -> None:
         resources=folder,
     ).execute()
     leave_out_what_varies(notebook)
+    fold(notebook)
     jupytext.write(notebook, twin, fmt="ipynb")
 
 
@@ -46,6 +47,16 @@ def leave_out_what_varies(notebook) -> None:
         for output in cell.get("outputs", []):
             if len(output.get("data", {})) > 1:
                 output.data.pop(WIDGET_VIEW, None)
+
+
+def fold(notebook) -> None:
+    """Fold in JupyterLab what the tags fold on the page: set-up cells and solutions."""
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
+        if "hide-cell" in tags:
+            cell.metadata["jupyter"] = {"source_hidden": True, "outputs_hidden": True}
+        elif "hide-input" in tags:
+            cell.metadata["jupyter"] = {"source_hidden": True}
 
 
 def main(names: list[str]) -> None:
