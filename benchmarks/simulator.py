@@ -122,7 +122,7 @@ def main():
             "30,000": lambda: simulate(paged, small, watermark=0.05),
             "300,000": lambda: simulate(paged, large, watermark=0.05),
         },
-        repeats=3,
+        repeats=7,
     )
     print("{:.1f} times ({:.1f} to {:.1f})".format(*ratio(times, "300,000", "30,000")))
 
