@@ -9,7 +9,7 @@ import resource
 from statistics import median
 from time import perf_counter
 
-from labcore.admission import fewest_generated, paged, reserve_limit, reserve_max
+from labcore.admission import Limits, fewest_generated, paged, reserve_limit, reserve_max
 from labcore.simulator import simulate
 from labcore.timing import bench, machine, ratio
 from labcore.workloads import SHAPES, draw
@@ -67,7 +67,7 @@ def compare(name, watermark):
     """One row: sequence-steps a second of the lean loop, its time, ours, and the ratio."""
     workload = draw(name)
     requests = list(zip(workload.prompts.tolist(), workload.outputs.tolist(), strict=True))
-    headroom = -(-round(watermark * 100) * NUM_BLOCKS // 100)
+    headroom = Limits(NUM_BLOCKS, BLOCK_SIZE, watermark=watermark).headroom
     ours = simulate(paged, workload, watermark=watermark)
     assert lean_loop(requests, headroom) == (ours.steps, ours.preemptions)
     times = bench(

@@ -60,8 +60,8 @@ class Policy:
     `set_aside(prompt, stored, limits)` is the number of tokens for which room is taken when a
     request comes in, or comes back with `stored` tokens. Where `grows` is true, more blocks are
     taken one by one as tokens are stored; else the room stays as it is, and a sequence that
-    outgrows it stores on, which is an overrun. A longer prompt never needs less room. Built in:
-    ch07
+    outgrows it stores on, which is an overrun. A longer prompt never needs less room.
+    Built in: ch07
     """
 
     name: str

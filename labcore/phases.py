@@ -1,10 +1,11 @@
 """The fast way through a simulation: it touches a sequence only when something happens to it.
 
-Every running sequence stores one token a step. One that came in at step a with s tokens has t + (s
-- a) of them at the start of step t; call s - a its lead. It needs a block in the steps in which t
-+ lead is a multiple of the block size. So all that has to be known of the running sequences is how
-many there are of each lead modulo the block size: one of these numbers is the demand of a step.
-What is left are events: admissions, departures, and steps whose demand passes the free blocks.
+Every running sequence stores one token a step. One that came in at step a with s tokens has
+t + (s - a) of them at the start of step t; call s - a its lead. It needs a block in the steps in
+which t + lead is a multiple of the block size. So all that has to be known of the running
+sequences is how many there are of each lead modulo the block size: one of these numbers is the
+demand of a step. What is left are events: admissions, departures, and steps whose demand passes
+the free blocks.
 
 The victim is the newest; for other victims see `labcore.steps`, whose results are the same.
 """
@@ -36,23 +37,29 @@ class PhaseLoop:
     def run(self) -> None:
         """Run to the end; fills the counts."""
         phases, ends, block_size = self.phases, self.ends, self.jobs.limits.block_size
+        counts, leads = self.counts, self.leads
         step, max_steps = 0, self.jobs.max_steps
         ends[max_steps] = []  # nobody leaves then, but no search for the next event goes on longer
         self.admit(step)
-        while self.leads:
+        while leads:
             first, free = step, self.free
             while (demand := phases[-step % block_size]) <= free and step not in ends:
                 free -= demand
                 step += 1
             if demand > free:
-                self.measure(first, step)
+                if step > first:
+                    counts.measure(len(leads), self.num_waiting, step - first)
+                    if counts.history:
+                        self.record(first, step)
                 self.free, first = free, step
                 self.preempt(step)
-                if not self.leads:  # the last one has ended for want of a block
+                if not leads:  # the last one has ended for want of a block
                     self.admit(step)
                     continue
                 free, demand = self.free, phases[-step % block_size]
-            self.measure(first, step + 1)
+            counts.measure(len(leads), self.num_waiting, step + 1 - first)
+            if counts.history:
+                self.record(first, step + 1)
             self.free = free - demand
             if step in ends:
                 self.leave(step)
@@ -60,18 +67,6 @@ class PhaseLoop:
             if step > max_steps:
                 raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
             self.admit(step)
-        self.counts.steps = step
-
-    def measure(self, first: int, end: int) -> None:
-        """Count the steps from `first` to before `end`; the same sequences run in all of them."""
-        counts, running = self.counts, len(self.leads)
-        if self.num_waiting:
-            counts.waiting_steps += end - first
-            counts.waiting_residents += (end - first) * running
-        if running > counts.peak_resident and end > first:
-            counts.peak_resident = running
-        if counts.history:
-            self.record(first, end)
 
     def admit(self, step: int) -> None:
         """Let in the head of the queue while its blocks, and the watermark's, are free."""

@@ -12,7 +12,7 @@ from html import escape
 
 # Paul Tol's "bright" scheme, safe for colour-blind readers; the darker ones, fit for lines, first.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#CCBB44", "#66CCEE")
-WIDTH = 480  # units across every picture: on a phone its 13-unit text is still 10 pixels high
+WIDTH = 480  # units across every picture: on a phone its 13-unit text is 9 to 10 pixels high
 ENLARGED = 1.125  # pixels a unit, where the column has room
 INK = "currentColor"  # the page's text colour
 FREE, UNKNOWN = (f'fill="{INK}" fill-opacity="{opacity}"' for opacity in (".13", ".5"))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labcore.admission import Limits, Policy, Resident, has_room
+from labcore.blocks import blocks_needed
 
 Victim = Callable[[Sequence[Resident]], Resident]
 
@@ -68,13 +69,14 @@ class Counts:
             history.free.append(free)
             history.stored.append(stored)
 
-    def measure(self, running: int, waiting: int) -> None:
-        """Count one step."""
-        self.steps += 1
+    def measure(self, running: int, waiting: int, steps: int = 1) -> None:
+        """Count steps, one or more, in which the same sequences run."""
+        self.steps += steps
         if waiting:
-            self.waiting_steps += 1
-            self.waiting_residents += running
-        self.peak_resident = max(self.peak_resident, running)
+            self.waiting_steps += steps
+            self.waiting_residents += steps * running
+        if running > self.peak_resident:
+            self.peak_resident = running
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,11 @@ class Jobs:
         """`blocks` for all requests at once, request i with tokens[i] stored. O(requests)."""
         if self.room is not None:
             return self.room.copy()
-        return (-(-np.array(tokens, dtype=np.int64) // self.limits.block_size)).tolist()
+        return blocks_needed(np.array(tokens, dtype=np.int64), self.limits.block_size).tolist()
 
     def blocks(self, i: int, tokens: int) -> int:
         """The blocks that request `i` holds while it runs with `tokens` stored. O(1)."""
-        return -(-tokens // self.limits.block_size) if self.room is None else self.room[i]
+        return blocks_needed(tokens, self.limits.block_size) if self.room is None else self.room[i]
 
 
 class StepLoop:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from labcore.blocks import blocks_needed
 from labcore.workloads import Workload
 
 # arrival, prompt, output: the names of the columns in the traces that this module knows
@@ -125,7 +126,7 @@ def _request(row: dict, hash_block_size: int) -> tuple[tuple[int, float], int, i
     if ids is not None:
         if type(ids) is not list or not all(type(i) is int for i in ids):
             raise ValueError(f"hash_ids are a list of whole numbers, got {ids!r:.40}")
-        needed = -(-prompt // hash_block_size)
+        needed = blocks_needed(prompt, hash_block_size)
         if len(ids) != needed:
             raise ValueError(
                 f"{len(ids)} hash_ids, but a prompt of {prompt} tokens has {needed} blocks "

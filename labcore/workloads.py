@@ -44,8 +44,7 @@ class Workload:
             lengths = np.asarray(getattr(self, f"{kind}s"))
             if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
                 raise ValueError(f"{kind}s are one whole number a request, got {lengths!r:.60}")
-            object.__setattr__(self, f"{kind}s", lengths.astype(np.int64))
-        for kind, lengths in (("prompt", self.prompts), ("output", self.outputs)):
+            lengths = lengths.astype(np.int64)
             if len(lengths) != len(self.prompts):
                 raise ValueError(f"{len(self.prompts)} prompts but {len(lengths)} {kind}s")
             if len(lengths) and lengths.min() < 1:
@@ -53,6 +52,7 @@ class Workload:
                 raise ValueError(
                     f"request {i}: {kind} of {lengths[i]} tokens, at least 1 is needed"
                 )
+            object.__setattr__(self, f"{kind}s", lengths)
 
     def __len__(self) -> int:
         """The number of requests."""
@@ -128,4 +128,4 @@ def from_pairs(pairs: Iterable[Sequence[int]], name: str = "pairs") -> Workload:
         table = np.empty(0)
     if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
         raise ValueError(f"expected (prompt, output) pairs of whole numbers, got {pairs[:3]!r} ...")
-    return Workload(name, *table.astype(np.int64).T)
+    return Workload(name, *table.T)

@@ -226,4 +226,3 @@ def test_two_thousand_requests_with_aborts_end_with_every_block_free():
     assert tables.allocator.num_free == 64
     assert min(seen.values()) > 100
     assert sum(seen.values()) - seen["preempted"] == 2_000
-
