@@ -74,7 +74,8 @@ def compare(name, watermark):
         {
             "lean": lambda: lean_loop(requests, headroom),
             "ours": lambda: simulate(paged, workload, watermark=watermark),
-        }
+        },
+        repeats=21,
     )
     middle, low, high = ratio(times, "lean", "ours")
     lean, fast = (1e3 * median(times[who]) for who in times)
