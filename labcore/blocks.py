@@ -231,7 +231,7 @@ class BlockTables:
 
     def append_all(self, growth: Mapping[Hashable, int]) -> list[tuple[int, int]]:
         """`append` for several sequences, {seq_id: n}: all of them grow, or none does."""
-        copies = self._make_room(growth)
+        copies = self.reserve_all(growth)
         for seq_id, n in growth.items():
             self._num_tokens[seq_id] += index(n)
         return copies
@@ -242,7 +242,22 @@ class BlockTables:
         A later append of up to that many tokens needs no block, unless the sequence was forked in
         between. Returns copies and raises as `append`.
         """
-        return self._make_room({seq_id: num_tokens})
+        return self.reserve_all({seq_id: num_tokens})
+
+    def reserve_all(self, growth: Mapping[Hashable, int]) -> list[tuple[int, int]]:
+        """`reserve` for several sequences, {seq_id: n}: all find their blocks, or none does."""
+        copying, new_blocks, total = plan_growth(self, growth)
+        fresh = iter(self.allocator.allocate_many(total))
+        copies = []
+        for seq_id, n in new_blocks.items():
+            table = self._tables[seq_id]
+            if seq_id in copying:
+                logical = copying[seq_id]
+                copies.append((table[logical], next(fresh)))
+                self.allocator.free(table[logical])
+                table[logical] = copies[-1][1]
+            table.extend(islice(fresh, n))
+        return copies
 
     def blocks_to_append(self, growth: Mapping[Hashable, int]) -> int:
         """How many free blocks `append_all(growth)` takes, those for copies included."""
@@ -309,20 +324,6 @@ class BlockTables:
             used = blocks_needed(self._num_tokens[seq_id], self.block_size)
             assert used <= len(table) == len(set(table)), (seq_id, table)
             assert all(holders[b] == 1 for b in table[used:]), (seq_id, table)
-
-    def _make_room(self, growth):
-        copying, new_blocks, total = plan_growth(self, growth)
-        fresh = iter(self.allocator.allocate_many(total))
-        copies = []
-        for seq_id, n in new_blocks.items():
-            table = self._tables[seq_id]
-            if seq_id in copying:
-                logical = copying[seq_id]
-                copies.append((table[logical], next(fresh)))
-                self.allocator.free(table[logical])
-                table[logical] = copies[-1][1]
-            table.extend(islice(fresh, n))
-        return copies
 
     def _check_new(self, seq_id):
         if seq_id in self._tables:

@@ -1,0 +1,107 @@
+"""Attention in stock torch: over keys that lie side by side, and through a block table.
+
+The two ways through a table, `gather` and `in_place`, have one form. Once a step they turn the
+tables into indices, which are the same for all layers, and return the function that every layer
+then calls with its own pools.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+IN_PLACE_DTYPES = (torch.float32, torch.float64)
+
+
+def causal_mask(n: int, m: int, device: torch.device | None = None) -> torch.Tensor:
+    """What the last n of m positions may see: [n, m], True where they may.  Built in: ch04"""
+    return torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n)
+
+
+def causal_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Each query over its own position and all before it; the queries are the last positions.
+
+    Shapes: queries [batch, n, heads, head_dim]; keys and values [batch, m, heads, head_dim] with
+    m >= n; the result has the queries' shape. Query i sees keys 0 to m - n + i.  Built in: ch04
+    """
+    n, m = queries.shape[1], keys.shape[1]
+    mask = causal_mask(n, m, queries.device) if 1 < n < m else None
+    queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
+    out = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=1 < n == m)
+    return out.transpose(1, 2)
+
+
+def token_slots(
+    block_tables: torch.Tensor, seq_lens: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The slot of every token of every sequence, and which of them are tokens at all.
+
+    block_tables [batch, max_blocks] and seq_lens [batch], each at least 1, give slots and valid,
+    both [batch, longest]. Past its end a sequence reads its own token 0 again: a slot that nobody
+    wrote may hold NaN, and 0 x NaN is NaN, so that a mask alone would not keep it out.
+    Built in: ch05
+    """
+    positions = torch.arange(int(seq_lens.max()), device=block_tables.device)
+    valid = positions < seq_lens[:, None]
+    positions = torch.where(valid, positions, 0)
+    slots = block_tables.gather(1, positions // block_size) * block_size + positions % block_size
+    return slots, valid
+
+
+def gather(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Tensor) -> Callable:
+    """Copy every sequence's keys and values side by side, then attend with a mask.
+
+    block_tables and seq_lens as in `token_slots`; `pool` is one layer's, for its shape
+    [num_blocks, block_size, heads, head_dim]. Returns attend(queries, key_pool, value_pool), with
+    queries and result [batch, heads, head_dim]. Each call reads the cache, writes it, and reads it
+    again, padded to the longest sequence.  Built in: ch05
+    """
+    slots, valid = token_slots(block_tables, seq_lens, pool.shape[1])
+    mask = None if valid.all() else valid[:, None, None]
+
+    def attend(queries, key_pool, value_pool):
+        keys, values = (
+            p.flatten(0, 1)[slots].transpose(1, 2) for p in (key_pool, value_pool)
+        )  # [batch, heads, longest, head_dim]
+        return F.scaled_dot_product_attention(queries[:, :, None], keys, values, mask)[:, :, 0]
+
+    return attend
+
+
+def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Tensor) -> Callable:
+    """Read keys and values where they lie, and copy none. Takes and returns what `gather` does.
+
+    Scores are the product of the queries and all keys of the pool, computed only where a sparse
+    matrix has an entry: ours has one for each token of a table. The weighted sum is an embedding
+    bag: rows of the value pool under the same indices. Only scores are written. The pools must be
+    float32 or float64 (IN_PLACE_DTYPES), for `sampled_addmm` knows no other.  Built in: ch05
+    """
+    num_blocks, block_size, heads, head_dim = pool.shape
+    slots, valid = token_slots(block_tables, seq_lens, block_size)
+    batch, longest = slots.shape
+    head = torch.arange(heads, device=pool.device)
+    rows = (slots[:, None] * heads + head[:, None]).flatten(0, 1)  # [batch * heads, longest]
+    starts = torch.arange(0, rows.numel() + 1, longest, device=pool.device)
+    with warnings.catch_warnings(action="ignore"):  # torch calls its compressed rows a beta
+        wanted = torch.sparse_csr_tensor(
+            starts, rows.flatten(), pool.new_zeros(rows.numel()),
+            (batch * heads, num_blocks * block_size * heads), check_invariants=False,
+        )  # fmt: skip
+    bias = pool.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)
+    bias = None if valid.all() else bias[:, None].expand(-1, heads, -1).flatten(0, 1)
+
+    def attend(queries, key_pool, value_pool):
+        scores = torch.sparse.sampled_addmm(
+            wanted, queries.reshape(-1, head_dim), key_pool.view(-1, head_dim).T,
+            beta=0.0, alpha=head_dim**-0.5,
+        ).values().view(rows.shape)  # fmt: skip
+        weights = (scores if bias is None else scores + bias).softmax(-1)
+        out = F.embedding_bag(
+            rows, value_pool.view(-1, head_dim), per_sample_weights=weights, mode="sum"
+        )
+        return out.view(queries.shape)
+
+    return attend
