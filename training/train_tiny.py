@@ -1,12 +1,13 @@
 """Train the small GPT-2 that ships in labcore/tiny: Jane Austen's six novels, two cores, no GPU.
 
-    apt-get download r-cran-janeaustenr && dpkg-deb -x r-cran-janeaustenr_*.deb austen
-    .venv/bin/python -m pip install rdata                 # reads R's data files; nothing else here needs it
+    apt-get download r-cran-janeaustenr
+    dpkg-deb -x r-cran-janeaustenr_*.deb austen
+    .venv/bin/python -m pip install rdata      # reads R's data files; nothing else here needs it
     .venv/bin/python training/train_tiny.py austen labcore/tiny
 
-The model is transformers' own GPT-2, so that the one in labcore.gpt2 has an independent teacher. The same
-arguments and seed give the same bytes on the same machine; other processors round otherwise, so the weights
-are committed. labcore/tiny/README.md holds what one run printed.
+The model is transformers' own GPT-2, so that the one in labcore.gpt2 has an independent teacher.
+The same arguments and seed give the same bytes on the same machine; other processors round in other
+ways, so the weights are committed. labcore/tiny/README.md holds what one run printed.
 """
 
 import argparse
@@ -39,7 +40,7 @@ PEAK_RATE, LAST_RATE, WARM_UP = 3e-3, 6e-5, 150
 def read_novels(package: Path) -> list[list[str]]:
     """The paragraphs of each novel, in ASCII where the text allows it.
 
-    An R package keeps its data in one file of compressed objects (.rdb) behind an index of offsets (.rdx).
+    R keeps a package's data in a file of compressed objects (.rdb) behind an index (.rdx).
     """
     base = package / "usr/lib/R/site-library/janeaustenr/data/Rdata"
 
@@ -73,10 +74,12 @@ def train_tokenizer(paragraphs: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )  # fmt: skip
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(paragraphs, trainer)
     return tokenizer
 
@@ -87,10 +90,10 @@ def encode(tokenizer: Tokenizer, paragraphs: list[str]) -> torch.Tensor:
     return torch.tensor([i for p in paragraphs for i in [*tokenizer.encode(p).ids, end]])
 
 
-def draw_batch(stream, context: int, generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def draw_batch(stream, context: int, generator) -> tuple[torch.Tensor, ...]:
     """Inputs, targets and positions, each [batch, context]: windows of the stream at random offsets.
 
-    A short window sits anywhere in the 1,024 positions, so that all of them are trained at a quarter of the cost.
+    A short window sits anywhere in the 1,024 positions: all are trained, at a part of the cost.
     """
     batch = TOKENS_A_STEP // context
     start = torch.randint(len(stream) - context - 1, (batch, 1), generator=generator)
@@ -100,17 +103,20 @@ def draw_batch(stream, context: int, generator) -> tuple[torch.Tensor, torch.Ten
 
 
 @torch.no_grad()
-def losses(model, stream, windows: int = 48) -> torch.Tensor:
-    """Nats a token at each of the 1,024 positions, over windows spread evenly: [windows, 1024]."""
+def judge(model, stream, windows: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
+    """Over windows spread evenly, at each of the 1,024 positions, both [windows, 1024]:
+
+    nats a token, and by how much the best logit leads the second.
+    """
     starts = torch.linspace(0, len(stream) - LONG - 2, windows).long()[:, None]
     steps = torch.arange(LONG)
-    rows = []
+    nats, leads = [], []
     for start in starts.split(8):
         logits = model(stream[start + steps]).logits
-        rows.append(
-            F.cross_entropy(logits.transpose(1, 2), stream[start + steps + 1], reduction="none")
-        )
-    return torch.cat(rows)
+        target = stream[start + steps + 1]
+        nats.append(F.cross_entropy(logits.transpose(1, 2), target, reduction="none"))
+        leads.append(-logits.topk(2).values.diff().squeeze(-1))
+    return torch.cat(nats), torch.cat(leads)
 
 
 def optimizers(model) -> list[torch.optim.Optimizer]:
@@ -153,6 +159,22 @@ def train(model, stream, steps: int, seed: int) -> None:
             progress.set_postfix(loss=f"{loss.item():.3f}")
 
 
+def report(folder: Path, held: torch.Tensor, bytes_a_token: float) -> dict:
+    """What the files are worth, read again as a reader of the book reads them."""
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    nats, leads = judge(model, held)
+    eighths = nats.view(-1, 8, POSITIONS // 8).mean((0, 2))
+    return {
+        "parameters": model.num_parameters(),
+        "held-out tokens": len(held),
+        "bytes a token": bytes_a_token,
+        "nats a byte": nats.mean().item() / bytes_a_token,
+        "bits a byte": nats.mean().item() / bytes_a_token / math.log(2),
+        "nats a token, by eighth of the context": [round(x, 3) for x in eighths.tolist()],
+        "median lead of the best logit": leads.median().item(),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("package", type=Path, help="the unpacked Debian package")
@@ -164,19 +186,16 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(2)
     torch.set_flush_denormal(True)
-    train_part, held_part = (
-        [p for part in parts for p in part] for parts in zip(*map(split, read_novels(args.package)))
-    )
+    parts = [split(novel) for novel in read_novels(args.package)]
+    train_part = [paragraph for first, _ in parts for paragraph in first]
+    held_part = [paragraph for _, last in parts for paragraph in last]
     tokenizer = train_tokenizer(train_part)
     stream, held = encode(tokenizer, train_part), encode(tokenizer, held_part)
-    held_bytes = sum(
-        len(p.encode()) + 1 for p in held_part
-    )  # the end-of-text stands for the line's end
 
     end = tokenizer.token_to_id(END_OF_TEXT)
     config = GPT2Config(
         vocab_size=VOCAB_SIZE, n_positions=POSITIONS, n_embd=192, n_layer=5, n_head=3,
-        activation_function="gelu_pytorch_tanh",  # the same function as GPT-2's "gelu_new", in one operation
+        activation_function="gelu_pytorch_tanh",  # GPT-2's "gelu_new" in one operation
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end, eos_token_id=end,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
@@ -188,22 +207,9 @@ def main() -> None:
     model.half().save_pretrained(args.out)  # safetensors
     (args.out / "generation_config.json").unlink()  # says nothing that config.json does not
 
-    model = GPT2LMHeadModel.from_pretrained(
-        args.out, dtype=torch.float32
-    ).eval()  # what a reader gets
-    per_position = losses(model, held)
-    report = {
-        "parameters": model.num_parameters(),
-        "train tokens": len(stream),
-        "held-out tokens": len(held),
-        "bytes a token": held_bytes / len(held),
-        "epochs": args.steps * TOKENS_A_STEP / len(stream),
-        "held-out nats a byte": per_position.mean().item() * len(held) / held_bytes,
-        "held-out nats a token, by eighth of the context": [
-            round(x, 3) for x in per_position.view(-1, 8, 128).mean((0, 2)).tolist()
-        ],
-    }
-    print(json.dumps(report, indent=2))
+    tokens = {"tokens trained on": len(stream), "epochs": args.steps * TOKENS_A_STEP / len(stream)}
+    bytes_a_token = sum(len(p.encode()) + 1 for p in held_part) / len(held)  # + 1: the line's end
+    print(json.dumps(tokens | report(args.out, held, bytes_a_token), indent=2))
 
 
 if __name__ == "__main__":
