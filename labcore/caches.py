@@ -30,8 +30,8 @@ class ConcatKV:
     def attend(self, layer, q, k, v):
         """Keep k and v, then let q attend to all that is kept: [batch, n, heads, head_dim]."""
         if self.num_tokens > 0:
-            k = torch.cat((self.keys[layer], k), dim=1)
-            v = torch.cat((self.values[layer], v), dim=1)
+            k = torch.cat((self.keys[layer][:, : self.num_tokens], k), dim=1)
+            v = torch.cat((self.values[layer][:, : self.num_tokens], v), dim=1)
         self.keys[layer], self.values[layer] = k, v
         return causal_attention(q, k, v)
 
@@ -60,6 +60,8 @@ class StaticKV:
 
     def attend(self, layer, q, k, v):
         """Write k and v behind what is there, then attend: [batch, n, heads, head_dim]."""
+        if len(k) != self.keys.shape[1]:
+            raise ValueError(f"{len(k)} sequences in a buffer for {self.keys.shape[1]}")
         end = self.num_tokens + k.shape[1]
         for buffer, new in ((self.keys, k), (self.values, v)):
             buffer[layer, :, :, self.num_tokens : end] = new.transpose(1, 2)

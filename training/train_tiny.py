@@ -91,7 +91,7 @@ def encode(tokenizer: Tokenizer, paragraphs: list[str]) -> torch.Tensor:
 
 
 def draw_batch(stream, context: int, generator) -> tuple[torch.Tensor, ...]:
-    """Inputs, targets and positions, each [batch, context]: windows of the stream at random offsets.
+    """Inputs, targets and positions, each [batch, context]: windows at random offsets.
 
     A short window sits anywhere in the 1,024 positions: all are trained, at a part of the cost.
     """
