@@ -126,14 +126,14 @@ def time_attention(batch, context, static, paged):
 
 def time_gather_alone():
     """Copies of one layer's keys and values, 8 x 512 tokens, through tables of each kind."""
-    tokens, width = 8 * 512, 768
+    pool = torch.randn(2, 8 * 512, 768)
+    kept = torch.empty_like(pool)
     contenders = {}
     for block_size in (1, 16, 256):
-        pool = torch.randn(2, tokens // block_size, block_size * width)
-        kept = torch.empty_like(pool)
-        in_order = torch.arange(pool.shape[1])
+        blocks, target = (x.view(2, -1, block_size * 768) for x in (pool, kept))
+        in_order = torch.arange(blocks.shape[1])
         for order, table in (("in order", in_order), ("scattered", torch.randperm(len(in_order)))):
-            contenders[block_size, order] = copier(pool, table, kept)
+            contenders[block_size, order] = copier(blocks, table, target)
     times = bench(contenders, REPEATS)
     return [
         {"block_size": size, "order": order, "us": 1e6 * median(taken)}

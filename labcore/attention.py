@@ -76,8 +76,9 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
 
     Scores are the product of the queries and all keys of the pool, computed only where a sparse
     matrix has an entry: ours has one for each token of a table. The weighted sum is an embedding
-    bag: rows of the value pool under the same indices. Only scores are written. The pools must be
-    float32 or float64 (IN_PLACE_DTYPES), for `sampled_addmm` knows no other.  Built in: ch05
+    bag: rows of the value pool under the same indices. Only scores are written, each layer's over
+    the last one's. The pools must be float32 or float64 (IN_PLACE_DTYPES), for `sampled_addmm`
+    knows no other.  Built in: ch05
     """
     num_blocks, block_size, heads, head_dim = pool.shape
     slots, valid = token_slots(block_tables, seq_lens, block_size)
@@ -90,14 +91,16 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
             starts, rows.flatten(), pool.new_zeros(rows.numel()),
             (batch * heads, num_blocks * block_size * heads), check_invariants=False,
         )  # fmt: skip
+    scores = wanted.values().view(rows.shape)
     bias = pool.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)
     bias = None if valid.all() else bias[:, None].expand(-1, heads, -1).flatten(0, 1)
 
     def attend(queries, key_pool, value_pool):
-        scores = torch.sparse.sampled_addmm(
+        scores.zero_()  # beta=0 does not forget a NaN: 0 x NaN again
+        torch.sparse.sampled_addmm(
             wanted, queries.reshape(-1, head_dim), key_pool.view(-1, head_dim).T,
-            beta=0.0, alpha=head_dim**-0.5,
-        ).values().view(rows.shape)  # fmt: skip
+            beta=0.0, alpha=head_dim**-0.5, out=wanted,
+        )  # fmt: skip
         weights = (scores if bias is None else scores + bias).softmax(-1)
         out = F.embedding_bag(
             rows, value_pool.view(-1, head_dim), per_sample_weights=weights, mode="sum"

@@ -37,9 +37,11 @@ def forward_paged_decode(
     seq_ids, tokens = list(seq_ids), list(tokens)
     if len(set(seq_ids)) < len(seq_ids) or len(seq_ids) != len(tokens):
         raise ValueError(f"one token for each of several sequences, got {tokens} for {seq_ids}")
-    if attention == "in_place" and kv.keys.dtype not in IN_PLACE_DTYPES:
+    if isinstance(attention, str) and attention not in ATTENTION:
+        raise ValueError(f"attention is one of {', '.join(ATTENTION)}, got {attention!r}")
+    attention = ATTENTION.get(attention, attention)
+    if attention is in_place and kv.keys.dtype not in IN_PLACE_DTYPES:
         raise TypeError(f'"in_place" reads float32 and float64, not {kv.keys.dtype}: use "gather"')
-    attention = ATTENTION[attention] if isinstance(attention, str) else attention
     growth = {seq_id: [token] for seq_id, token in zip(seq_ids, tokens, strict=True)}
     ids, positions, slots = _start(model, kv, growth)  # each [batch]
     through_table = attention(kv.block_tables(seq_ids), positions + 1, kv.keys[0])
@@ -62,7 +64,7 @@ def prefill_paged(
     Blocks for all chunks are taken at once. Raises as `prefill_packed`. Built in: ch05
     """
     tokens = list(tokens)
-    chunk = len(tokens) if chunk is None else chunk
+    chunk = len(tokens) if chunk is None else index(chunk)
     if chunk < 1 <= len(tokens):
         raise ValueError(f"a chunk holds at least one token, got {chunk}")
     _checked(model, kv, {seq_id: tokens})
@@ -140,6 +142,8 @@ def generate(
     all do when an error ends the call; the last token chosen is never stored. Raises as
     `prefill_packed`, and OutOfBlocks when the pool is too small for what is generated. Given.
     """
+    if max_new_tokens < 1:
+        raise ValueError(f"at least one new token, got {max_new_tokens}")
     longest = max(map(len, prompts), default=0) + max_new_tokens - 1
     if longest > model.config.n_positions:
         raise ContextOverflow(f"{longest} tokens to store, {model.config.n_positions} positions")
