@@ -83,17 +83,16 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
     num_blocks, block_size, heads, head_dim = pool.shape
     slots, valid = token_slots(block_tables, seq_lens, block_size)
     batch, longest = slots.shape
-    head = torch.arange(heads, device=pool.device)
-    rows = (slots[:, None] * heads + head[:, None]).flatten(0, 1)  # [batch * heads, longest]
-    starts = torch.arange(0, rows.numel() + 1, longest, device=pool.device)
+    head = torch.arange(heads, device=pool.device)[:, None]
+    rows = (slots[:, None] * heads + head).flatten()  # [batch * heads * longest], of the flat pool
+    starts = torch.arange(0, len(rows) + 1, longest, device=pool.device)
     with warnings.catch_warnings(action="ignore"):  # torch calls its compressed rows a beta
         wanted = torch.sparse_csr_tensor(
-            starts, rows.flatten(), pool.new_zeros(rows.numel()),
+            starts, rows, pool.new_zeros(len(rows)),
             (batch * heads, num_blocks * block_size * heads), check_invariants=False,
         )  # fmt: skip
-    scores = wanted.values().view(rows.shape)
-    bias = pool.new_zeros(valid.shape).masked_fill(~valid, -torch.inf)
-    bias = None if valid.all() else bias[:, None].expand(-1, heads, -1).flatten(0, 1)
+    scores = wanted.values().view(batch, heads, longest)
+    hidden = None if valid.all() else ~valid[:, None]
 
     def attend(queries, key_pool, value_pool):
         scores.zero_()  # beta=0 does not forget a NaN: 0 x NaN again
@@ -101,10 +100,12 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
             wanted, queries.reshape(-1, head_dim), key_pool.view(-1, head_dim).T,
             beta=0.0, alpha=head_dim**-0.5, out=wanted,
         )  # fmt: skip
-        weights = (scores if bias is None else scores + bias).softmax(-1)
-        out = F.embedding_bag(
-            rows, value_pool.view(-1, head_dim), per_sample_weights=weights, mode="sum"
-        )
+        if hidden is not None:
+            scores.masked_fill_(hidden, -torch.inf)
+        out, *_ = torch.embedding_bag(  # mode 0, its default: sums
+            value_pool.view(-1, head_dim), rows, starts,
+            per_sample_weights=scores.softmax(-1).flatten(), include_last_offset=True,
+        )  # fmt: skip
         return out.view(queries.shape)
 
     return attend
