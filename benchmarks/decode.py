@@ -87,7 +87,7 @@ def time_step(model, batch, context):
     contenders = {"static": lambda: forward_cached(model, static, column)}
     times = bench(contenders | {name: step(name) for name in PATHS}, REPEATS, seconds=1e-6)
     assert static.num_tokens == paged["gather"].tables.num_tokens(0) == start + STEPS
-    row = {"batch": batch, "context": context, "static_ms": 1e3 * median(times["static"])}
+    row = {"batch": batch, "context": context, "static_ms": round(1e3 * median(times["static"]), 3)}
     return row | {name: three(times, name) for name in PATHS}, static, paged
 
 
@@ -120,7 +120,11 @@ def time_attention(batch, context, static, paged):
 
     contenders = {"static": contiguous(static, queries, context)}
     times = bench(contenders | {name: through_table(name) for name in PATHS}, REPEATS)
-    row = {"batch": batch, "context": context, "static_us": 1e6 * median(times["static"]) / layers}
+    row = {
+        "batch": batch,
+        "context": context,
+        "static_us": round(1e6 * median(times["static"]) / layers, 1),
+    }
     return row | {name: three(times, name) for name in PATHS}
 
 
@@ -136,7 +140,7 @@ def time_gather_alone():
             contenders[block_size, order] = copier(blocks, table, target)
     times = bench(contenders, REPEATS)
     return [
-        {"block_size": size, "order": order, "us": 1e6 * median(taken)}
+        {"block_size": size, "order": order, "us": round(1e6 * median(taken), 1)}
         for (size, order), taken in times.items()
     ]
 

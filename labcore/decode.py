@@ -142,8 +142,8 @@ def generate(
     all do when an error ends the call; the last token chosen is never stored. Raises as
     `prefill_packed`, and OutOfBlocks when the pool is too small for what is generated. Given.
     """
-    if max_new_tokens < 1:
-        raise ValueError(f"at least one new token, got {max_new_tokens}")
+    if max_new_tokens < 0:
+        raise ValueError(f"{max_new_tokens} new tokens")
     longest = max(map(len, prompts), default=0) + max_new_tokens - 1
     if longest > model.config.n_positions:
         raise ContextOverflow(f"{longest} tokens to store, {model.config.n_positions} positions")

@@ -1,11 +1,13 @@
 """The yardsticks of the benchmarks do the same work as what they are held against."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
 from labcore.admission import Limits, paged
+from labcore.gpt2 import GPT2Config, random_gpt2
 from labcore.simulator import simulate
 from labcore.workloads import SHAPES, draw
 
@@ -41,3 +43,28 @@ def test_yardstick_and_tables_end_where_they_began():
             free = owner.allocator.num_free
         free = len(free) if isinstance(free, list) else free
         assert free >= blocks.NUM_BLOCKS - blocks.TABLE
+
+
+def test_static_cache_and_pool_store_the_same_tokens_in_the_decode_benchmark(monkeypatch):
+    decode = load("decode")
+    monkeypatch.setattr(decode, "REPEATS", 2)
+    monkeypatch.setattr(decode, "STEPS", 4)
+    model = random_gpt2(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=50, n_positions=64))
+    step, static, paged = decode.time_step(model, batch=3, context=20)
+    assert static.num_tokens == 22
+    for kv in paged.values():
+        assert [kv.tables.num_tokens(row) for row in range(3)] == [22] * 3
+        assert kv.tables.block_table(0) != sorted(kv.tables.block_table(0))
+        kv.tables.check_invariants()
+    attention = decode.time_attention(3, 20, static, paged)
+    assert {"batch", "context", "gather", "in_place"} <= set(step) & set(attention)
+
+
+def test_the_recorded_decode_run_names_its_machine_and_holds_every_shape():
+    decode = load("decode")
+    recorded = json.loads(decode.RESULT.read_text())
+    head = ("machine", "threads", "torch", "date", "commit", "command")
+    assert all(recorded[key] for key in head)
+    for part in ("step", "attention"):
+        assert [(row["batch"], row["context"]) for row in recorded[part]] == decode.SHAPES
+        assert all(row["gather"][0] > 0 < row["in_place"][0] for row in recorded[part])
