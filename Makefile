@@ -19,8 +19,9 @@ book: $(READY)  ## build the book: _build/html/index.html
 	@rm -rf _build/html
 	$(BIN)/jupyter-book build . --all -W -n --keep-going
 
+# One torch thread a process: two processes with two threads each wait for one another on two cores.
 test: lint book  ## lint, build the book, run every test and every chapter
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)  ## style and spelling
 	$(BIN)/ruff check .

@@ -155,7 +155,7 @@ def generate(
             kv.tables.add(seq_id)
             added.append(seq_id)
         logits = prefill_packed(model, kv, going)
-        for step in trange(max_new_tokens, unit="step", delay=2, leave=False):
+        for step in trange(max_new_tokens, unit="step", delay=5, leave=False):
             chosen = choose(logits, [row for _, row in going], step)
             going = dict(zip(going, chosen, strict=True))
             for seq_id, token in list(going.items()):
