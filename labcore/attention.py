@@ -30,8 +30,8 @@ def causal_attention(
     n, m = queries.shape[1], keys.shape[1]
     mask = causal_mask(n, m, queries.device) if 1 < n < m else None
     queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
-    out = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=1 < n == m)
-    return out.transpose(1, 2)
+    out = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=n == m)
+    return out.transpose(1, 2)  # from [batch, heads, n, head_dim]
 
 
 def token_slots(
@@ -76,9 +76,8 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
 
     Scores are the product of the queries and all keys of the pool, computed only where a sparse
     matrix has an entry: ours has one for each token of a table. The weighted sum is an embedding
-    bag: rows of the value pool under the same indices. Only scores are written, each layer's over
-    the last one's. The pools must be float32 or float64 (IN_PLACE_DTYPES), for `sampled_addmm`
-    knows no other.  Built in: ch05
+    bag: rows of the value pool under the same indices. No key and no value is written. The pools
+    must be float32 or float64 (IN_PLACE_DTYPES): `sampled_addmm` knows no other.  Built in: ch05
     """
     num_blocks, block_size, heads, head_dim = pool.shape
     slots, valid = token_slots(block_tables, seq_lens, block_size)
@@ -91,17 +90,17 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
             starts, rows, pool.new_zeros(len(rows)),
             (batch * heads, num_blocks * block_size * heads), check_invariants=False,
         )  # fmt: skip
-    scores = wanted.values().view(batch, heads, longest)
-    hidden = None if valid.all() else ~valid[:, None]
+    scores = wanted.values().view(batch, heads, longest)  # a view: the product is written into it
+    past_end = None if valid.all() else ~valid[:, None]
 
     def attend(queries, key_pool, value_pool):
-        scores.zero_()  # beta=0 does not forget a NaN: 0 x NaN again
+        scores.zero_()  # beta=0 does not forget the last layer's -inf: 0 x inf is NaN
         torch.sparse.sampled_addmm(
             wanted, queries.reshape(-1, head_dim), key_pool.view(-1, head_dim).T,
             beta=0.0, alpha=head_dim**-0.5, out=wanted,
         )  # fmt: skip
-        if hidden is not None:
-            scores.masked_fill_(hidden, -torch.inf)
+        if past_end is not None:
+            scores.masked_fill_(past_end, -torch.inf)
         out, *_ = torch.embedding_bag(  # mode 0, its default: sums
             value_pool.view(-1, head_dim), rows, starts,
             per_sample_weights=scores.softmax(-1).flatten(), include_last_offset=True,

@@ -330,6 +330,18 @@ class BlockTables:
             raise ValueError(f"sequence {seq_id!r} exists")
 
 
+def undo_reserve(tables: BlockTables, before: Mapping[Hashable, list[int]]) -> None:
+    """Give sequences back the tables that they had before a `reserve_all`. O(blocks).
+
+    For a caller whose copies failed: ids, counts and the free list are then as they were.
+    Built in: ch05
+    """
+    for seq_id, table in reversed(before.items()):
+        taken, tables._tables[seq_id] = tables._tables[seq_id], list(table)
+        tables.allocator._hold(table)
+        tables.allocator._give_up(taken[::-1])
+
+
 def _count(n: int) -> int:
     if index(n) < 0:
         raise ValueError(f"a number of tokens cannot be negative, got {n}")

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 
 from labcore.attention import causal_attention
-from labcore.blocks import BlockAllocator, BlockTables
+from labcore.blocks import BlockAllocator, BlockTables, undo_reserve
 from labcore.gpt2 import GPT2, GPT2Config
 
 
@@ -32,6 +32,8 @@ class ConcatKV:
         if self.num_tokens > 0:
             k = torch.cat((self.keys[layer][:, : self.num_tokens], k), dim=1)
             v = torch.cat((self.values[layer][:, : self.num_tokens], v), dim=1)
+        else:  # a view of queries, keys and values would keep all three
+            k, v = k.contiguous(), v.contiguous()
         self.keys[layer], self.values[layer] = k, v
         return causal_attention(q, k, v)
 
@@ -40,7 +42,8 @@ class StaticKV:
     """One buffer for `max_tokens` tokens a sequence, taken at the start and never moved.
 
     keys and values are [layers, batch, heads, max_tokens, head_dim]: a head's tokens side by side,
-    which is what contiguous attention reads fastest. Built in: ch04
+    which is what contiguous attention reads fastest. Raises ContextOverflow for more tokens than
+    the model has positions. Built in: ch04
     """
 
     def __init__(
@@ -72,15 +75,18 @@ class StaticKV:
 def forward_cached(model: GPT2, cache: ConcatKV | StaticKV, tokens: torch.Tensor) -> torch.Tensor:
     """Run only the new tokens, [batch, n], and store them; logits of the last, [batch, vocab_size].
 
-    Raises ContextOverflow before anything is written. Built in: ch04
+    Raises, before anything is written, ContextOverflow, and ValueError for no tokens or for another
+    number of sequences than a StaticKV was made for. Built in: ch04
     """
     end = cache.num_tokens + tokens.shape[1]
+    if end == cache.num_tokens:
+        raise ValueError("no tokens")
     if end > cache.max_tokens:
         raise ContextOverflow(f"token {end} of at most {cache.max_tokens}")
     positions = torch.arange(cache.num_tokens, end, device=tokens.device).expand_as(tokens)
-    hidden = model.hidden(tokens, positions, cache.attend)
-    cache.num_tokens = end  # a step that failed half-way has stored nothing
-    return model.logits(hidden[:, -1])
+    logits = model.logits(model.hidden(tokens, positions, cache.attend)[:, -1])
+    cache.num_tokens = end  # last: a step that fails has stored nothing
+    return logits
 
 
 class PagedKV:
@@ -109,9 +115,16 @@ class PagedKV:
     def reserve(self, growth: Mapping[Hashable, int]) -> None:
         """Take the blocks for {seq_id: new tokens}, and make the copies of copy on write.
 
-        All find their blocks, or none takes any. Raises OutOfBlocks, KeyError, ValueError.
+        All find their blocks, or none takes any; a copy that fails gives them back. Raises
+        OutOfBlocks, KeyError, ValueError. O(blocks), and two blocks of bytes for each copy.
         """
-        self.copy_blocks(self.tables.reserve_all(growth))
+        before = {seq_id: self.tables.block_table(seq_id) for seq_id in growth}
+        copies = self.tables.reserve_all(growth)
+        try:
+            self.copy_blocks(copies)
+        except BaseException:  # no memory for the copies, or Ctrl-C
+            undo_reserve(self.tables, before)
+            raise
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination) in all layers, keys and values."""
@@ -121,8 +134,13 @@ class PagedKV:
                 pool[:, destination] = pool[:, source]
 
     def slots(self, seq_id: Hashable, start: int, stop: int) -> list[int]:
-        """The slots of positions `start` to `stop`, those only reserved included. O(stop)."""
+        """The slots of positions `start` to `stop`, reserved ones included. Raises IndexError.
+
+        O(blocks + positions).
+        """
         table, size = self.tables.block_table(seq_id), self.tables.block_size
+        if not 0 <= start <= stop <= len(table) * size:
+            raise IndexError(f"positions {start} to {stop} in {len(table)} blocks of {size}")
         return [table[p // size] * size + p % size for p in range(start, stop)]
 
     def block_tables(self, seq_ids: Sequence[Hashable]) -> torch.Tensor:
@@ -140,3 +158,9 @@ class PagedKV:
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values in n slots of a layer: both [n, heads, head_dim]."""
         return self.keys[layer].flatten(0, 1)[slots], self.values[layer].flatten(0, 1)[slots]
+
+    def check_invariants(self) -> None:
+        """Assert that tables and pools describe the same blocks."""
+        self.tables.check_invariants()
+        blocks = self.tables.allocator.num_blocks, self.tables.block_size
+        assert self.keys.shape[1:3] == self.values.shape[1:3] == blocks, (self.keys.shape, blocks)

@@ -1,7 +1,8 @@
 """GPT-2 through a block table: prefill, a decode step for sequences of any lengths, generation.
 
 Every check comes first, then the blocks, then the model, and only then do the tables count the new
-tokens. A call that is refused has changed nothing; one that is interrupted has stored nothing.
+tokens. A call that is refused has changed nothing. One that is interrupted has stored no part of a
+pass; blocks that it took stay with their sequence, for the next try.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,31 +29,30 @@ def forward_paged_decode(
 ) -> torch.Tensor:
     """One more token for each sequence, each at its own position: logits [batch, vocab_size].
 
-    `attention` is "gather", "in_place" or a function of their form (labcore.attention). Raises,
-    before any block is taken, KeyError for a sequence that is not there, ValueError for one that
-    is there twice and for a token outside the vocabulary, ContextOverflow, OutOfBlocks, and
-    TypeError for dtypes that do not go together. Source: Kwon et al. 2023, section 4.3. Built in:
-    ch05
+    `attention` is "gather", "in_place" or a function of their form (labcore.attention). Before any
+    block is taken it raises what `prefill_packed` does, ValueError for a sequence that is named
+    twice, for a number of tokens unlike that of sequences and for an unknown attention, and
+    TypeError for numbers that "in_place" cannot read. Cost: the weights once, whatever the batch,
+    and every sequence's keys and values. Source: Kwon et al. 2023, section 4.3. Built in: ch05
     """
     seq_ids, tokens = list(seq_ids), list(tokens)
-    if len(set(seq_ids)) < len(seq_ids) or len(seq_ids) != len(tokens):
-        raise ValueError(f"one token for each of several sequences, got {tokens} for {seq_ids}")
-    if isinstance(attention, str) and attention not in ATTENTION:
-        raise ValueError(f"attention is one of {', '.join(ATTENTION)}, got {attention!r}")
-    attention = ATTENTION.get(attention, attention)
-    if attention is in_place and kv.keys.dtype not in IN_PLACE_DTYPES:
-        raise TypeError(f'"in_place" reads float32 and float64, not {kv.keys.dtype}: use "gather"')
-    growth = {seq_id: [token] for seq_id, token in zip(seq_ids, tokens, strict=True)}
-    ids, positions, slots = _start(model, kv, growth)  # each [batch]
+    if len(seq_ids) != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens for {len(seq_ids)} sequences")
+    if len(set(seq_ids)) < len(seq_ids):
+        raise ValueError(f"a sequence is named twice: {seq_ids}")
+    attention = _find_attention(attention, kv)
+    new_tokens = {seq_id: [token] for seq_id, token in zip(seq_ids, tokens, strict=True)}
+    ids, positions, slots = _start(model, kv, new_tokens)  # each [batch]
     through_table = attention(kv.block_tables(seq_ids), positions + 1, kv.keys[0])
 
     def attend(layer, q, k, v):  # [batch, 1, heads, head_dim]
         kv.write(layer, slots, k[:, 0], v[:, 0])
         return through_table(q[:, 0], kv.keys[layer], kv.values[layer])[:, None]
 
-    hidden = model.hidden(ids[:, None], positions[:, None], attend)
-    kv.tables.append_all(dict.fromkeys(seq_ids, 1))
-    return model.logits(hidden[:, 0])
+    hidden = model.hidden(ids[:, None], positions[:, None], attend)[:, 0]  # [batch, n_embd]
+    logits = model.logits(hidden)
+    _settle(kv, new_tokens)
+    return logits
 
 
 def prefill_paged(
@@ -61,7 +61,8 @@ def prefill_paged(
     """Store a prompt behind what a sequence holds, `chunk` tokens at a time: logits [vocab_size].
 
     The logits are those after the last token. The sequence must have been added to `kv.tables`.
-    Blocks for all chunks are taken at once. Raises as `prefill_packed`. Built in: ch05
+    Blocks for all chunks are taken at once; chunks that were stored before an interruption stay.
+    Raises as `prefill_packed`, and ValueError for a chunk below 1. Built in: ch05
     """
     tokens = list(tokens)
     chunk = len(tokens) if chunk is None else index(chunk)
@@ -79,29 +80,32 @@ def prefill_packed(
 ) -> torch.Tensor:
     """Store prompts of several sequences in one pass without padding: logits [batch, vocab_size].
 
-    All tokens lie behind one another in one row; each sequence attends to its own. Before any block
-    is taken it raises KeyError for a sequence that is not there, ValueError for a prompt that is
-    empty or holds a token outside the vocabulary, ContextOverflow and OutOfBlocks. Built in: ch05
+    All tokens lie behind one another in one row; each sequence attends to its own, a copy of which
+    is read through its table. Before any block is taken it raises KeyError for a sequence that is
+    not there, ValueError for no sequences, no tokens, a token outside the vocabulary or a cache of
+    another shape, TypeError for tokens that are no whole numbers or a cache of other numbers or on
+    another device, ContextOverflow and OutOfBlocks. Built in: ch05
     """
     ids, positions, slots = _start(model, kv, prompts)  # each [total]
-    counts = [len(tokens) for tokens in prompts.values()]
-    stored = [
+    counts = list(map(len, prompts.values()))
+    slots_so_far = [
         torch.tensor(kv.slots(seq_id, 0, kv.tables.num_tokens(seq_id) + n), device=ids.device)
         for seq_id, n in zip(prompts, counts, strict=True)
     ]
 
     def attend(layer, q, k, v):  # [1, total, heads, head_dim]
         kv.write(layer, slots, k[0], v[0])
-        parts = []
-        for own, places in zip(q.split(counts, dim=1), stored, strict=True):
+        parts, queries = [], q.split(counts, dim=1)  # each [1, n, heads, head_dim]
+        for own, places in zip(queries, slots_so_far, strict=True):
             keys, values = kv.read(layer, places)  # [tokens, heads, head_dim]
             parts.append(causal_attention(own, keys[None], values[None]))
         return torch.cat(parts, dim=1)
 
-    hidden = model.hidden(ids[None], positions[None], attend)
-    kv.tables.append_all(dict(zip(prompts, counts, strict=True)))
     last = torch.tensor(counts).cumsum(0) - 1
-    return model.logits(hidden[0, last])
+    hidden = model.hidden(ids[None], positions[None], attend)[0, last]  # [batch, n_embd]
+    logits = model.logits(hidden)
+    _settle(kv, prompts)
+    return logits
 
 
 def greedy(logits: torch.Tensor, rows: Sequence[int], step: int) -> list[int]:
@@ -113,13 +117,15 @@ def sampler(temperature: float, seed: int = 0) -> Callable:
     """A `choose` for `generate` that draws from softmax(logits / temperature).
 
     What is drawn depends on seed, row and step alone: not on the other rows, nor on their order,
-    nor on whether the sequence was preempted in between. ValueError unless temperature > 0. Given.
+    nor on whether the sequence was preempted in between. Towards 0 it becomes `greedy`. Raises
+    ValueError unless temperature > 0. Given.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature is above 0, got {temperature}; `greedy` is its limit")
+    if not temperature > 0 or index(seed) < 0:
+        raise ValueError(f"temperature is above 0, a seed not below: {temperature} and {seed}")
 
     def choose(logits, rows, step):
-        weights = (logits.double() / temperature).softmax(-1).cpu().numpy()
+        logits = logits.double() - logits.double().amax(-1, keepdim=True)
+        weights = (logits / temperature).softmax(-1).cpu().numpy()
         return [
             int(np.random.default_rng((seed, row, step)).choice(len(p), p=p))
             for p, row in zip(weights, rows, strict=True)
@@ -138,40 +144,57 @@ def generate(
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_new_tokens`, or up to the model's end-of-text token.
 
-    `choose` is `greedy` or a `sampler`. A sequence gives its blocks back when it ends, and
-    all do when an error ends the call; the last token chosen is never stored. Raises as
-    `prefill_packed`, and OutOfBlocks when the pool is too small for what is generated. Given.
+    `choose(logits [batch, vocab_size], rows, step)` returns a token a row: `greedy` or a `sampler`.
+    A sequence gives its blocks back when it ends, and all do when an error ends the call; the last
+    token chosen is never stored. Raises as `forward_paged_decode`, OutOfBlocks also when the pool
+    is too small for what is generated. Given.
     """
+    prompts = [list(tokens) for tokens in prompts]
+    longest = max(map(len, prompts), default=0) + index(max_new_tokens) - 1
     if max_new_tokens < 0:
         raise ValueError(f"{max_new_tokens} new tokens")
-    longest = max(map(len, prompts), default=0) + max_new_tokens - 1
     if longest > model.config.n_positions:
         raise ContextOverflow(f"{longest} tokens to store, {model.config.n_positions} positions")
-    going = {("prompt", row): list(tokens) for row, tokens in enumerate(prompts)}
-    answers = {seq_id: [] for seq_id in going}
-    added = []
+    attention = _find_attention(attention, kv)
+    rows = {object(): row for row in range(len(prompts))}  # seq_id: row, of those that go on
+    answers = [[] for _ in prompts]
     try:
-        for seq_id in going:
+        for seq_id in rows:
             kv.tables.add(seq_id)
-            added.append(seq_id)
-        logits = prefill_packed(model, kv, going)
+        logits = prefill_packed(model, kv, dict(zip(rows, prompts, strict=True)))
         for step in trange(max_new_tokens, unit="step", delay=5, leave=False):
-            chosen = choose(logits, [row for _, row in going], step)
-            going = dict(zip(going, chosen, strict=True))
-            for seq_id, token in list(going.items()):
-                if token != model.config.eos_token_id:
-                    answers[seq_id].append(token)
-                else:
-                    del going[seq_id]
+            chosen = choose(logits, list(rows.values()), step)
+            newest = dict(zip(list(rows), map(index, chosen), strict=True))
+            for seq_id, token in newest.items():
+                if token == model.config.eos_token_id:
                     kv.tables.drop(seq_id)
-                    added.remove(seq_id)
-            if not going or step == max_new_tokens - 1:
+                    del rows[seq_id]
+                else:
+                    answers[rows[seq_id]].append(token)
+            if not rows or step == max_new_tokens - 1:
                 break
-            logits = forward_paged_decode(model, kv, list(going), going.values(), attention)
+            tokens = [newest[seq_id] for seq_id in rows]
+            logits = forward_paged_decode(model, kv, rows, tokens, attention)
     finally:
-        for seq_id in added:
+        for seq_id in rows.keys() & set(kv.tables.seq_ids()):
             kv.tables.drop(seq_id)
-    return list(answers.values())
+    return answers
+
+
+def _find_attention(attention, kv):
+    """The function that `attention` names, or the error that is known before blocks are taken."""
+    if isinstance(attention, str) and attention not in ATTENTION:
+        raise ValueError(f"attention is one of {', '.join(ATTENTION)}, got {attention!r}")
+    attention = ATTENTION.get(attention, attention)
+    if attention is in_place and kv.keys.dtype not in IN_PLACE_DTYPES:
+        raise TypeError(f'"in_place" reads float32 and float64, not {kv.keys.dtype}: use "gather"')
+    return attention
+
+
+def _settle(kv, new_tokens):
+    """Let the tables count what was stored. Copies are due only where somebody forked meanwhile."""
+    growth = {seq_id: len(tokens) for seq_id, tokens in new_tokens.items()}
+    kv.copy_blocks(kv.tables.append_all(growth))
 
 
 def _start(model, kv, new_tokens):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import nn
@@ -32,9 +33,9 @@ class ModelNotFound(OSError):
 class GPT2Config:
     """The shape of a GPT-2, in the names of Hugging Face's config.json.  Built in: ch04"""
 
-    n_layer: int
-    n_head: int
-    n_embd: int
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
     vocab_size: int = 50_257
     n_positions: int = 1_024
     layer_norm_epsilon: float = 1e-5
@@ -75,8 +76,9 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor, attend: Callable) -> torch.Tensor:
         """[batch, n, n_embd] to the same, with attend(q, k, v) on [batch, n, n_head, head_dim]."""
         qkv = self.attn["c_attn"](self.ln_1(x))  # [batch, n, 3 * n_embd]
-        q, k, v = qkv.unflatten(-1, (3, self.n_head, -1)).unbind(-3)
-        x = x + self.attn["c_proj"](attend(q, k, v).flatten(-2))
+        q, k, v = qkv.unflatten(-1, (3, self.n_head, -1)).unbind(-3)  # [batch, n, n_head, head_dim]
+        mixed = attend(q, k, v).flatten(-2)  # [batch, n, n_embd], the heads side by side
+        x = x + self.attn["c_proj"](mixed)
         wide = F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")  # [batch, n, 4 * n_embd]
         return x + self.mlp["c_proj"](wide)
 
@@ -99,7 +101,7 @@ class GPT2(nn.Module):
 
         Every layer calls attend(layer, q, k, v) once; all four are [batch, n, n_head, head_dim].
         """
-        x = self.wte(tokens) + self.wpe(positions)
+        x = self.wte(tokens) + self.wpe(positions)  # [batch, n, n_embd]
         for index, layer in enumerate(self.h):
             x = layer(x, partial(attend, index))
         return self.ln_f(x)
@@ -110,13 +112,18 @@ class GPT2(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Everything anew, without a cache: [batch, n] to [batch, n, vocab_size]."""
+
+        def attend(layer, q, k, v):
+            return causal_attention(q, k, v)
+
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return self.logits(self.hidden(tokens, positions, lambda _, *qkv: causal_attention(*qkv)))
+        return self.logits(self.hidden(tokens, positions, attend))
 
 
+#: Shapes by name.  Given.
 CONFIGS = {
     "tiny": GPT2Config(n_layer=5, n_head=3, n_embd=192, vocab_size=2_048),
-    "gpt2": GPT2Config(n_layer=12, n_head=12, n_embd=768),
+    "gpt2": GPT2Config(),
 }
 
 
@@ -145,17 +152,21 @@ def load_gpt2(
     environment, else "tiny". Raises ModelNotFound and UnsupportedModel. Pickles are not opened.
     Given.
     """
-    name = os.environ.get("LABCORE_MODEL") or "tiny" if name is None else name
-    folder = Path(__file__).parent / "tiny" if name == "tiny" else Path(name)
+    if name is None:
+        name = os.environ.get("LABCORE_MODEL") or "tiny"
+    folder = Path(__file__).parent / "tiny" if name == "tiny" else Path(name).expanduser()
     files = ("config.json", "model.safetensors", "tokenizer.json")
     paths = [folder / file if folder.is_dir() else _from_hub(name, file) for file in files]
     for path in paths:
         if not path.is_file():
-            raise ModelNotFound(f"{name}: {path.name} is missing; a model needs {', '.join(files)}")
-    config = read_config(json.loads(paths[0].read_text()))
+            raise ModelNotFound(f"{name}: {path.name} is missing; a model is {', '.join(files)}")
+    try:
+        config, stored = read_config(json.loads(paths[0].read_text())), load_file(paths[1])
+    except (json.JSONDecodeError, SafetensorError) as error:
+        raise UnsupportedModel(f"{name}: a file that cannot be read: {error}") from None
     weights = {
         key.removeprefix("transformer."): tensor.to(device, dtype)
-        for key, tensor in load_file(paths[1]).items()
+        for key, tensor in stored.items()
         if key != "lm_head.weight" and not key.endswith((".attn.bias", ".attn.masked_bias"))
     }  # left out: the head, tied to wte, and the causal masks that old files hold
     model = _empty(config, device="meta")
@@ -163,7 +174,7 @@ def load_gpt2(
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise UnsupportedModel(f"{name}: weights unlike its config: {error}") from None
-    return model.requires_grad_(False), Tokenizer.from_file(str(paths[2]))
+    return model, Tokenizer.from_file(str(paths[2]))
 
 
 def read_config(raw: dict) -> GPT2Config:
@@ -174,6 +185,12 @@ def read_config(raw: dict) -> GPT2Config:
     if raw.get("model_type") != "gpt2":
         raise UnsupportedModel(f"this is a {raw.get('model_type')!r}, not a GPT-2")
     config = GPT2Config(**{f.name: raw[f.name] for f in fields(GPT2Config) if f.name in raw})
+    for field in ("n_layer", "n_head", "n_embd", "vocab_size", "n_positions"):
+        number = getattr(config, field)
+        if type(number) is not int or number < 1:
+            raise UnsupportedModel(f"{field} is {number!r}, not a whole number above 0")
+    if not isinstance(config.eos_token_id, int | None):
+        raise UnsupportedModel(f"eos_token_id is {config.eos_token_id!r}, supported: one, or none")
     supported = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
         "n_inner": (None, 4 * config.n_embd),
@@ -181,6 +198,7 @@ def read_config(raw: dict) -> GPT2Config:
         "scale_attn_by_inverse_layer_idx": (False,),
         "tie_word_embeddings": (True,),
         "add_cross_attention": (False,),
+        "quantization_config": (None,),
     }
     for option, values in supported.items():
         if raw.get(option, values[0]) not in values:

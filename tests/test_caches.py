@@ -225,3 +225,37 @@ def test_what_is_written_to_slots_is_read_from_them_and_nothing_else_changes():
     for pool, was, wrote in ((kv.keys, keys, k), (kv.values, values, v)):
         was[1, [2, 0, 3], [1, 0, 2]] = wrote
         assert torch.equal(pool, was)
+
+
+@pytest.mark.parametrize("places", [(0, 9), (-2, 1), (3, 2)])
+def test_slots_outside_a_table_are_an_error_and_not_a_shorter_list(places):
+    kv = small_paged()
+    kv.tables.add("s", 5)  # two blocks of 3
+    with pytest.raises(IndexError, match=r"positions .* in 2 blocks of 3"):
+        kv.slots("s", *places)
+    kv.check_invariants()
+
+
+def test_concatenation_keeps_no_queries_alive():
+    model, cache = odd(), ConcatKV(odd().config)
+    forward_cached(model, cache, torch.tensor([[1, 2, 3]]))
+    kept = sum(k.untyped_storage().nbytes() for k in [*cache.keys, *cache.values])
+    assert kept == sum(k.nbytes for k in [*cache.keys, *cache.values])
+
+
+@pytest.mark.parametrize("make", [concat, static])
+def test_no_tokens_are_refused(make):
+    model = odd()
+    with pytest.raises(ValueError, match="no tokens"):
+        forward_cached(model, make(model, 1, 9), torch.empty(1, 0, dtype=torch.long))
+
+
+def test_models_and_caches_lie_on_the_device_that_is_asked_for():
+    config = odd().config
+    static_kv, paged_kv = (
+        StaticKV(config, 1, 4, device="meta"),
+        PagedKV(config, 4, 4, device="meta"),
+    )
+    paged_kv.tables.add("s", 5)
+    tensors = [static_kv.keys, static_kv.values, paged_kv.keys, paged_kv.values]
+    assert {str(t.device) for t in [*tensors, paged_kv.block_tables(["s"])]} == {"meta"}

@@ -38,6 +38,7 @@ from labcore.caches import ContextOverflow, PagedKV
 from labcore.decode import (
     forward_paged_decode,
     generate,
+    greedy,
     prefill_packed,
     prefill_paged,
     sampler,
@@ -545,12 +546,12 @@ REFUSED = {
     "a repeated sequence": (
         lambda m, kv: step(m, kv, ["a", "full", "a"], [1, 2, 3]),
         ValueError,
-        "one token for each",
+        "named twice",
     ),
     "more sequences than tokens": (
         lambda m, kv: step(m, kv, ["a", "b"], [1]),
         ValueError,
-        "one token for each",
+        "1 tokens for 2 sequences",
     ),
     "a token behind the vocabulary": (
         lambda m, kv: step(m, kv, ["a", "b"], [1, 53]),
@@ -800,3 +801,61 @@ def test_sampled_tokens_follow_the_softmax_of_the_logits_over_the_temperature():
 def test_a_temperature_that_is_not_above_0_is_refused(temperature):
     with pytest.raises(ValueError, match="temperature is above 0"):
         sampler(temperature)
+
+
+def test_rows_and_steps_draw_from_streams_of_their_own():
+    choose, logits = sampler(1.0, seed=1), torch.zeros(8, 1_000)
+    drawn = [choose(logits, range(8), step) for step in range(8)]
+    assert len({token for tokens in drawn for token in tokens}) > 55  # of 64 draws of 1,000
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-9])
+def test_a_temperature_near_0_is_greedy(temperature):
+    logits = torch.tensor([[1.0, 100.0, 3.0], [7.0, -1e4, 6.9]]).bfloat16()
+    assert sampler(temperature)(logits, [0, 1], 0) == [1, 0]
+
+
+def test_a_cache_on_another_device_is_refused_by_name():
+    model = odd()
+    kv = PagedKV(model.config, 4, 4, torch.float64, device="meta")
+    kv.tables.add("s")
+    with pytest.raises(TypeError, match=r"torch.float64 on meta, a model of torch.float64 on cpu"):
+        forward_paged_decode(model, kv, ["s"], [1])
+    assert kv.tables.block_table("s") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"max_new_tokens": -1}, "-1 new tokens"),
+        ({"max_new_tokens": 1, "attention": "flash"}, "one of gather, in_place, got 'flash'"),
+        ({"prompts": [[1] * 40, [2]]}, "42 tokens to store, 41 positions"),
+        ({"prompts": [[2], [1] * 40]}, "42 tokens to store, 41 positions"),
+    ],
+)
+def test_generate_refuses_before_anything_runs(arguments, error):
+    model, kv = odd(), paged_cache(odd(), 30, 4)
+    before = snapshot(kv)
+    with pytest.raises(ValueError, match=error):
+        generate(model, kv, **({"prompts": [[1, 2]], "max_new_tokens": 3} | arguments))
+    assert snapshot(kv) == before
+
+
+def test_prompts_may_be_iterators_and_a_choice_may_be_a_tensor():
+    model, kv = odd(), paged_cache(odd(), 30, 4)
+    answers = generate(
+        model, kv, (iter(p) for p in [[1, 2], [3]]), 4, lambda logits, *_: logits.argmax(-1)
+    )
+    assert answers == generate(model, kv, [[1, 2], [3]], 4)
+    assert type(answers[0][0]) is int
+
+
+def test_a_generation_inside_a_generation_has_sequences_of_its_own():
+    model, kv = odd(), paged_cache(odd(), 30, 4)
+
+    def choose(logits, rows, step):
+        assert generate(model, kv, [[1, 2]], 3) == [dense_greedy(model, [1, 2], 3)[2:]]
+        return greedy(logits, rows, step)
+
+    assert generate(model, kv, [[3]], 3, choose) == [dense_greedy(model, [3], 3)[1:]]
+    assert used(kv) == 0

@@ -292,3 +292,44 @@ def test_the_shipped_model_is_small_complete_and_no_pickle():
     tokenizer = load_gpt2("tiny")[1]
     assert tokenizer.get_vocab_size() == config.vocab_size
     assert tokenizer.token_to_id("<|endoftext|>") == config.eos_token_id == 0
+
+
+def test_random_weights_have_the_spread_that_gpt2_starts_with():
+    model = random_gpt2("tiny", 3)
+    assert abs(model.wte.weight.std().item() - 0.02) < 0.001
+    assert abs(model.h[4].mlp["c_proj"].weight.std().item() - 0.02) < 0.001
+    assert not model.h[0].attn["c_attn"].bias.any() and (model.ln_f.weight == 1).all()
+
+
+def test_a_model_lies_on_the_device_that_is_asked_for():
+    assert {str(p.device) for p in load_gpt2("tiny", device="meta")[0].parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("n_head", 0), ("n_head", "3"), ("n_positions", None), ("n_embd", 192.0), ("n_layer", -1)],
+)
+def test_a_shape_that_is_no_whole_number_is_refused(field, value):
+    raw = json.loads((TINY / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match=f"{field} is {value!r}"):
+        read_config(raw | {field: value})
+
+
+@pytest.mark.parametrize(("option", "value"), [("eos_token_id", [0]), ("quantization_config", {})])
+def test_several_ends_of_text_and_quantized_weights_are_refused(option, value):
+    raw = json.loads((TINY / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match=option):
+        read_config(raw | {option: value})
+
+
+def test_fields_that_a_config_leaves_out_are_gpt2_small_s():
+    assert read_config({"model_type": "gpt2"}) == GPT2Config() == CONFIGS["gpt2"]
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(TINY / name, tmp_path)
+    (tmp_path / file).write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(UnsupportedModel, match="cannot be read"):
+        load_gpt2(str(tmp_path))
