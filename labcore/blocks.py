@@ -336,9 +336,9 @@ def undo_reserve(tables: BlockTables, before: Mapping[Hashable, list[int]]) -> N
     For a caller whose copies failed: ids, counts and the free list are then as they were.
     Built in: ch05
     """
-    for seq_id, table in reversed(before.items()):
-        taken, tables._tables[seq_id] = tables._tables[seq_id], list(table)
-        tables.allocator._hold(table)
+    for seq_id, old in reversed(before.items()):
+        taken, tables._tables[seq_id] = tables._tables[seq_id], list(old)
+        tables.allocator._hold(old)
         tables.allocator._give_up(taken[::-1])
 
 
