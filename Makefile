@@ -15,6 +15,9 @@ help:  ## show this list
 
 # --all reads every page again: without it, a second run after a failure finds nothing to do and ends well.
 # Chapters are run again only when they, labcore/, kernels/ or the pins changed (book/_ext/labbook.py).
+# Pages and twins show the model that ships; LABCORE_MODEL is for `make lab`.
+book test notebooks: export LABCORE_MODEL =
+
 book: $(READY)  ## build the book: _build/html/index.html
 	@rm -rf _build/html
 	$(BIN)/jupyter-book build . --all -W -n --keep-going

@@ -2,7 +2,14 @@
 
 Every check comes first, then the blocks, then the model, and only then do the tables count the new
 tokens. A call that is refused has changed nothing. One that is interrupted has stored no part of a
-pass; blocks that it took stay with their sequence, for the next try.
+pass; blocks that it took stay with their sequence, for the next try::
+
+    model, tokenizer = load_gpt2()
+    kv = PagedKV(model.config, num_blocks=64, block_size=16)
+    kv.tables.add("Ana")
+    logits = prefill_paged(model, kv, "Ana", tokenizer.encode("It is a truth").ids)
+    logits = forward_paged_decode(model, kv, ["Ana"], [logits.argmax()])  # and so on
+    kv.tables.drop("Ana")
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -155,6 +162,8 @@ def generate(
         raise ValueError(f"{max_new_tokens} new tokens")
     if longest > model.config.n_positions:
         raise ContextOverflow(f"{longest} tokens to store, {model.config.n_positions} positions")
+    if not all(prompts):
+        raise ValueError(f"prompt {prompts.index([])} has no tokens")
     attention = _find_attention(attention, kv)
     rows = {object(): row for row in range(len(prompts))}  # seq_id: row, of those that go on
     answers = [[] for _ in prompts]

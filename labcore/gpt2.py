@@ -155,6 +155,8 @@ def load_gpt2(
     if name is None:
         name = os.environ.get("LABCORE_MODEL") or "tiny"
     folder = Path(__file__).parent / "tiny" if name == "tiny" else Path(name).expanduser()
+    if folder.is_absolute() and not folder.is_dir():
+        raise ModelNotFound(f"no folder {folder}")
     files = ("config.json", "model.safetensors", "tokenizer.json")
     paths = [folder / file if folder.is_dir() else _from_hub(name, file) for file in files]
     for path in paths:
@@ -220,7 +222,7 @@ def _from_hub(name: str, file: str) -> Path:
     from transformers.utils import cached_file
 
     try:
-        return Path(cached_file("openai-community/gpt2" if name == "gpt2" else name, file))
+        return Path(cached_file(name, file))
     except OSError as error:
         raise ModelNotFound(
             f"{name!r} is no folder, and its {file} is neither in the local cache nor in reach: "

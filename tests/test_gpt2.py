@@ -150,7 +150,7 @@ def test_the_weights_take_the_type_that_is_asked_for_and_no_gradients():
 
 
 def test_gpt2_comes_from_the_local_cache_of_the_hub_without_a_network(hub, tmp_path):
-    repository = hub / "models--openai-community--gpt2"
+    repository = hub / "models--gpt2"
     folder = save_checkpoint(repository / "snapshots" / ("0" * 40))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)

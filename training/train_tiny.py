@@ -2,7 +2,7 @@
 
     apt-get download r-cran-janeaustenr
     dpkg-deb -x r-cran-janeaustenr_*.deb austen
-    .venv/bin/python -m pip install rdata      # reads R's data files; nothing else here needs it
+    .venv/bin/python -m pip install rdata==1.1.0  # reads R's data files; nothing else here needs it
     .venv/bin/python training/train_tiny.py austen labcore/tiny
 
 The model is transformers' own GPT-2, so that the one in labcore.gpt2 has an independent teacher.
@@ -17,7 +17,6 @@ import re
 import zlib
 from pathlib import Path
 
-import rdata
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -42,6 +41,8 @@ def read_novels(package: Path) -> list[list[str]]:
 
     R keeps a package's data in a file of compressed objects (.rdb) behind an index (.rdx).
     """
+    import rdata
+
     base = package / "usr/lib/R/site-library/janeaustenr/data/Rdata"
 
     def unpack(data: bytes):
