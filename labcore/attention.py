@@ -94,7 +94,7 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
     past_end = None if valid.all() else ~valid[:, None]
 
     def attend(queries, key_pool, value_pool):
-        scores.zero_()  # beta=0 does not forget the last layer's -inf: 0 x inf is NaN
+        scores.zero_()  # beta=0 multiplies what the last layer left: 0 x inf is NaN
         torch.sparse.sampled_addmm(
             wanted, queries.reshape(-1, head_dim), key_pool.view(-1, head_dim).T,
             beta=0.0, alpha=head_dim**-0.5, out=wanted,

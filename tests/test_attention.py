@@ -149,3 +149,16 @@ def test_nothing_that_is_read_is_changed_and_layers_do_not_disturb_one_another(a
     assert torch.equal(attend(queries, keys, values), first)
     assert not torch.equal(first, second)
     assert all(map(torch.equal, case, before))
+
+
+@pytest.mark.parametrize("attention", [gather, in_place])
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
+def test_a_layer_with_a_number_that_is_none_does_not_spoil_the_next(attention, value):
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 4, 4, 2, 8).double()
+    tables, lens = torch.tensor([[3, 1], [2, 0]]), torch.tensor([6, 3])
+    queries = torch.randn(2, 2, 8).double()
+    attend = attention(tables, lens, keys)
+    attend(queries, torch.full_like(keys, value), values)
+    expected = paged_attention(queries, keys, values, tables, lens)
+    assert (attend(queries, keys, values) - expected).abs().max() < 1e-12
