@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from labcore.attention import gather, in_place
+from labcore.blocks import blocks_needed
 from labcore.caches import PagedKV, StaticKV, forward_cached
 from labcore.decode import forward_paged_decode, generate
 from labcore.gpt2 import CONFIGS, load_gpt2, random_gpt2
@@ -34,9 +35,10 @@ PATHS = {"gather": gather, "in_place": in_place}
 
 def scatter(tables):
     """Leave the free list of an unused pool in random order."""
-    block_ids = tables.allocator.allocate_many(tables.allocator.num_free)
-    for i in torch.randperm(len(block_ids), generator=torch.Generator().manual_seed(0)).tolist():
-        tables.allocator.free(block_ids[i])
+    num_blocks = tables.allocator.num_free
+    tables.allocator.allocate_many(num_blocks)
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
+    tables.allocator.free_many(order.tolist())
 
 
 def filled(tensor):
@@ -46,8 +48,7 @@ def filled(tensor):
 
 def paged_cache(config, batch, context):
     """A pool that holds `batch` sequences of `context` tokens, scattered, and room for the run."""
-    blocks_each = -(-(context + STEPS) // BLOCK_SIZE)
-    kv = PagedKV(config, batch * blocks_each, BLOCK_SIZE)
+    kv = PagedKV(config, batch * blocks_needed(context + STEPS, BLOCK_SIZE), BLOCK_SIZE)
     scatter(kv.tables)
     for row in range(batch):
         kv.tables.add(row, context)
@@ -185,7 +186,7 @@ def time_generate(name, model, batch=8, prompt=32, new=32):
     model.config = replace(model.config, eos_token_id=None)  # both go on to the end
     theirs = their_gpt2(model)
     prompts = torch.randint(1, model.config.vocab_size, (batch, prompt))
-    kv = PagedKV(model.config, batch * -(-(prompt + new) // BLOCK_SIZE), BLOCK_SIZE)
+    kv = PagedKV(model.config, batch * blocks_needed(prompt + new, BLOCK_SIZE), BLOCK_SIZE)
     contenders = {
         "ours": lambda: generate(model, kv, prompts.tolist(), new),
         "theirs": lambda: theirs.generate(

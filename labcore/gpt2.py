@@ -131,7 +131,7 @@ def random_gpt2(shape: str | GPT2Config = "gpt2", seed: int = 0) -> GPT2:
     """A GPT-2 of a real shape with random weights, seeded: for timings and for tests.  Given."""
     config = CONFIGS[shape] if isinstance(shape, str) else shape
     generator = torch.Generator().manual_seed(seed)
-    model = _empty(config)
+    model = _without_weights(config).to_empty(device="cpu")
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.zero_()
@@ -142,19 +142,27 @@ def random_gpt2(shape: str | GPT2Config = "gpt2", seed: int = 0) -> GPT2:
     return model
 
 
+def find_model(name: str | None = None) -> str:
+    """Where a model is: the path of a folder, or a name on the Hugging Face hub.
+
+    "tiny" is in this package; None takes LABCORE_MODEL from the environment, else "tiny".  Given.
+    """
+    if name is None:
+        name = os.environ.get("LABCORE_MODEL") or "tiny"
+    return str(Path(__file__).parent / "tiny" if name == "tiny" else Path(name).expanduser())
+
+
 def load_gpt2(
     name: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> tuple[GPT2, Tokenizer]:
     """A GPT-2 with its weights, and its tokenizer.
 
-    `name` is "tiny" (in this package), "gpt2" or another name on the Hugging Face hub, or a folder
-    with config.json, tokenizer.json and model.safetensors. None takes LABCORE_MODEL from the
-    environment, else "tiny". Raises ModelNotFound and UnsupportedModel. Pickles are not opened.
-    Given.
+    `name` is "tiny", "gpt2" or another name on the hub, or a folder with config.json,
+    tokenizer.json and model.safetensors; None as in `find_model`. Raises ModelNotFound and
+    UnsupportedModel. Pickles are not opened.  Given.
     """
-    if name is None:
-        name = os.environ.get("LABCORE_MODEL") or "tiny"
-    folder = Path(__file__).parent / "tiny" if name == "tiny" else Path(name).expanduser()
+    name = find_model(name)
+    folder = Path(name)
     if folder.is_absolute() and not folder.is_dir():
         raise ModelNotFound(f"no folder {folder}")
     files = ("config.json", "model.safetensors", "tokenizer.json")
@@ -171,7 +179,7 @@ def load_gpt2(
         for key, tensor in stored.items()
         if key != "lm_head.weight" and not key.endswith((".attn.bias", ".attn.masked_bias"))
     }  # left out: the head, tied to wte, and the causal masks that old files hold
-    model = _empty(config, device="meta")
+    model = _without_weights(config)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
@@ -210,11 +218,10 @@ def read_config(raw: dict) -> GPT2Config:
     return config
 
 
-def _empty(config: GPT2Config, device: str = "cpu") -> GPT2:
-    """A GPT-2 whose weights hold nothing yet."""
+def _without_weights(config: GPT2Config) -> GPT2:
+    """A GPT-2 of shapes alone, on the device that holds nothing."""
     with torch.device("meta"):
-        model = GPT2(config).requires_grad_(False)
-    return model if device == "meta" else model.to_empty(device=device)
+        return GPT2(config).requires_grad_(False)
 
 
 def _from_hub(name: str, file: str) -> Path:

@@ -53,9 +53,8 @@ def read_novels(package: Path) -> list[list[str]]:
     novels = []
     for name in NOVELS:
         start, length = places[name]
-        lines = unpack(
-            zlib.decompress(objects[start + 4 : start + length])
-        )  # first 4 bytes: the length
+        packed = objects[start + 4 : start + length]  # behind 4 bytes: the length when unpacked
+        lines = unpack(zlib.decompress(packed))
         paragraphs = re.split(r"\n\s*\n", "\n".join(lines).translate(TO_ASCII))
         novels.append([" ".join(p.split()) for p in paragraphs if p.strip()])
     return novels
@@ -105,9 +104,9 @@ def draw_batch(stream, context: int, generator) -> tuple[torch.Tensor, ...]:
 
 @torch.no_grad()
 def judge(model, stream, windows: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
-    """Over windows spread evenly, at each of the 1,024 positions, both [windows, 1024]:
+    """Nats a token, and by how much the best logit leads the second: both [windows, 1024].
 
-    nats a token, and by how much the best logit leads the second.
+    The windows are spread evenly over the stream.
     """
     starts = torch.linspace(0, len(stream) - LONG - 2, windows).long()[:, None]
     steps = torch.arange(LONG)
