@@ -1,7 +1,8 @@
 """Attention through a block table in plain torch: slow, exact, and read before anything faster.
 
 Every faster path is held against this one. It gathers each sequence's keys and values by its table
-and works in float64, so that what differs elsewhere is that path's own rounding.
+and works in float64, so that what differs elsewhere is that path's own rounding. The checks at the
+end are those of the fast path, too.
 """
 
 import math
@@ -26,15 +27,16 @@ def paged_attention(
     1 / sqrt(head_dim) if None. Returns [batch, q_heads, head_dim] in float64; a sequence of length
     0 gives zeros. Raises ValueError when shapes, heads, lengths or block ids do not fit together.
     """
-    _check(queries, key_pool, value_pool, block_tables, seq_lens)
+    check_shapes(queries, key_pool, value_pool, block_tables, seq_lens)
+    check_tables(key_pool, block_tables, seq_lens)
     scale = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
-    num_groups = queries.shape[1] // key_pool.shape[2]
+    group = queries.shape[1] // key_pool.shape[2]
     out = torch.zeros(queries.shape, dtype=torch.float64, device=queries.device)
     for row, length in enumerate(seq_lens.tolist()):
         if length == 0:
             continue
         keys, values = (
-            _gather(pool, block_tables[row], length).repeat_interleave(num_groups, dim=1)
+            _gather(pool, block_tables[row], length).repeat_interleave(group, dim=1)
             for pool in (key_pool, value_pool)
         )  # [length, q_heads, head_dim]
         scores = torch.einsum("hd,thd->ht", queries[row].double(), keys) * scale
@@ -49,22 +51,49 @@ def _gather(pool: torch.Tensor, block_table: torch.Tensor, length: int) -> torch
     return pool[used].flatten(0, 1)[:length].double()
 
 
-def _check(queries, key_pool, value_pool, block_tables, seq_lens):
-    num_blocks, block_size, kv_heads, head_dim = key_pool.shape
-    batch, q_heads = queries.shape[:2]
-    if value_pool.shape != key_pool.shape or queries.shape[2] != head_dim:
-        shapes = [tuple(t.shape) for t in (queries, key_pool, value_pool)]
+def check_shapes(
+    queries: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+) -> None:
+    """Raise ValueError unless the shapes fit together. Looks at no element."""
+    tensors = queries, key_pool, value_pool, block_tables, seq_lens
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    if [tensor.dim() for tensor in tensors] != [3, 4, 4, 2, 1]:
+        raise ValueError(
+            f"queries, keys, values, tables, lengths have 3, 4, 4, 2, 1 axes: {shapes}"
+        )
+    batch, q_heads, head_dim = queries.shape
+    kv_heads = key_pool.shape[2]
+    if value_pool.shape != key_pool.shape or head_dim != key_pool.shape[3] or 0 in key_pool.shape:
         raise ValueError(f"queries, keys and values do not fit together: {shapes}")
     if q_heads % kv_heads:
         raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} key/value heads")
     if len(block_tables) != batch or len(seq_lens) != batch:
         raise ValueError(f"{batch} queries, {len(block_tables)} tables, {len(seq_lens)} lengths")
-    for row, length in enumerate(seq_lens.tolist()):
-        used = -(-length // block_size)
-        if length < 0 or used > block_tables.shape[1]:
-            raise ValueError(
-                f"row {row}: {length} tokens in a table of {block_tables.shape[1]} blocks"
-            )
-        ids = block_tables[row, :used]
-        if used and not (0 <= ids.min() and ids.max() < num_blocks):
-            raise ValueError(f"row {row}: block ids {ids.tolist()} in a pool of {num_blocks}")
+
+
+def check_tables(
+    key_pool: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor
+) -> None:
+    """Raise ValueError for a length that its table cannot hold, or a used id outside the pool.
+
+    Looks at every entry: on a card, the host waits until it has caught up.
+    """
+    num_blocks, block_size = key_pool.shape[:2]
+    used = -(-seq_lens // block_size)  # blocks
+    room = block_tables.shape[1]
+    is_used = torch.arange(room, device=used.device) < used[:, None]
+    outside = is_used & ((block_tables < 0) | (block_tables >= num_blocks))
+    wrong = (seq_lens < 0) | (used > room) | outside.any(dim=1)
+    if not wrong.any():
+        return
+    row = int(wrong.int().argmax())
+    length, ids = int(seq_lens[row]), block_tables[row, : max(0, used[row])].tolist()
+    if not 0 <= length <= room * block_size:
+        raise ValueError(
+            f"row {row}: {length} tokens in a table of {room} blocks of {block_size} tokens"
+        )
+    raise ValueError(f"row {row}: block ids {ids} in a pool of {num_blocks}")

@@ -1,8 +1,8 @@
-"""Attention in stock torch: over keys that lie side by side, and through a block table.
+"""Attention over keys that lie side by side, and through a block table.
 
-The two ways through a table, `gather` and `in_place`, have one form. Once a step they turn the
-tables into indices, which are the same for all layers, and return the function that every layer
-then calls with its own pools.
+The ways through a table, `gather`, `in_place` and `triton_kernel`, have one form. Once a step they
+turn the tables into indices, which are the same for all layers, and return the function that every
+layer then calls with its own pools.
 """
 
 import warnings
@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+
+from kernels.paged_attention import find_kernels, paged_attention
 
 IN_PLACE_DTYPES = (torch.float32, torch.float64)
 
@@ -106,5 +108,24 @@ def in_place(block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Ten
             per_sample_weights=scores.softmax(-1).flatten(), include_last_offset=True,
         )  # fmt: skip
         return out.view(queries.shape)
+
+    return attend
+
+
+def triton_kernel(
+    block_tables: torch.Tensor, seq_lens: torch.Tensor, pool: torch.Tensor
+) -> Callable:
+    """Let a kernel read keys and values where they lie. Takes and returns what `gather` does.
+
+    On a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter, a thousand times slower. Pools of
+    float32, float16 or bfloat16. Raises as `kernels.paged_attention.find_kernels`. Built in: ch06
+    """
+    find_kernels(pool)
+    block_tables, seq_lens = block_tables.int(), seq_lens.int()
+
+    def attend(queries, key_pool, value_pool):
+        return paged_attention(
+            queries, key_pool, value_pool, block_tables, seq_lens, check_ids=False
+        )
 
     return attend

@@ -20,11 +20,18 @@ import numpy as np
 import torch
 from tqdm import trange
 
-from labcore.attention import IN_PLACE_DTYPES, causal_attention, gather, in_place
+from kernels.paged_attention import find_kernels
+from labcore.attention import (
+    IN_PLACE_DTYPES,
+    causal_attention,
+    gather,
+    in_place,
+    triton_kernel,
+)
 from labcore.caches import ContextOverflow, PagedKV
 from labcore.gpt2 import GPT2
 
-ATTENTION = {"gather": gather, "in_place": in_place}
+ATTENTION = {"gather": gather, "in_place": in_place, "triton": triton_kernel}
 
 
 def forward_paged_decode(
@@ -36,11 +43,12 @@ def forward_paged_decode(
 ) -> torch.Tensor:
     """One more token for each sequence, each at its own position: logits [batch, vocab_size].
 
-    `attention` is "gather", "in_place" or a function of their form (labcore.attention). Before any
-    block is taken it raises what `prefill_packed` does, ValueError for a sequence that is named
-    twice, for a number of tokens unlike that of sequences and for an unknown attention, and
-    TypeError for numbers that "in_place" cannot read. Cost: the weights once, whatever the batch,
-    and every sequence's keys and values. Source: Kwon et al. 2023, section 4.3. Built in: ch05
+    `attention` is "gather", "in_place", "triton" or a function of their form (labcore.attention).
+    Before any block is taken it raises what `prefill_packed` does, ValueError for a sequence that
+    is named twice, for a number of tokens unlike that of sequences and for an unknown attention,
+    and TypeError or RuntimeError where "in_place" or "triton" cannot read the pool. Cost: the
+    weights once, whatever the batch, and every sequence's keys and values.
+    Source: Kwon et al. 2023, section 4.3. Built in: ch05
     """
     seq_ids, tokens = list(seq_ids), list(tokens)
     if len(seq_ids) != len(tokens):
@@ -197,6 +205,8 @@ def _find_attention(attention, kv):
     attention = ATTENTION.get(attention, attention)
     if attention is in_place and kv.keys.dtype not in IN_PLACE_DTYPES:
         raise TypeError(f'"in_place" reads float32 and float64, not {kv.keys.dtype}: use "gather"')
+    if attention is triton_kernel:
+        find_kernels(kv.keys)
     return attention
 
 

@@ -1,0 +1,229 @@
+"""What runs on the host: checks, the choice of tiles and splits, and the launch.
+
+The kernels are in `kernels.split_kv`. They are imported at the first call, so that this module can
+be imported everywhere, with a card or without, with Triton or without.
+"""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from kernels.reference import check_shapes, check_tables
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_SPLITS = 128
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << (max(n, 1) - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a caller may vary without changing the answer, rounding apart.
+
+    `tile`: tokens a turn of the loop, a power of two from 16 up. `rows`: query heads of a group,
+    padded to a power of two. `num_splits`: programs that share a sequence. `num_warps`: warps of 32
+    threads a program. `num_stages`: turns of the loop in flight.
+    """
+
+    tile: int
+    rows: int
+    num_splits: int = 1
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def __post_init__(self):
+        powers = self.tile & (self.tile - 1) == self.rows & (self.rows - 1) == 0
+        if not powers or self.tile < 16 or self.rows < 1 or self.num_splits < 1:
+            raise ValueError(
+                f"tile (at least 16) and rows are powers of two, num_splits is 1 or more: {self}"
+            )
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `plan` asks about a GPU: its multiprocessors; do they multiply tiles of 16-bit numbers?
+
+    Those of NVIDIA do from compute capability 8.0 for Triton, those of AMD from CDNA on.
+    """
+
+    num_sms: int
+    tensor_cores: bool = True
+
+
+def plan(
+    queries: torch.Tensor, key_pool: torch.Tensor, max_seq_len: int, card: Card | None
+) -> Launch:
+    """Choose tile, splits and warps from shapes only, for a card; None is the interpreter.
+
+    It reads no element and times nothing: a launch can be captured in a CUDA graph, and the same
+    shapes always run the same code.
+    """
+    batch, q_heads, head_dim = queries.shape
+    kv_heads, longest = key_pool.shape[2], max(16, next_power_of_2(max_seq_len))
+    rows = next_power_of_2(q_heads // kv_heads)
+    if card is None:  # pays for each operation, whatever its size: few large tiles
+        return Launch(min(512, longest), rows)
+    row_bytes = next_power_of_2(head_dim) * queries.element_size()
+    tile = min(64, 16 * 1024 // row_bytes)  # 16 KiB of keys: five programs fit on an SM
+    if queries.dtype != torch.float32:
+        if card.tensor_cores:
+            rows = max(16, rows)  # the least that one of their instructions multiplies
+        else:
+            tile //= 2  # its products take registers
+    tile = min(max(16, tile), longest)
+    wanted = round(4 * card.num_sms / max(1, batch * kv_heads))  # about four programs an SM
+    most = min(MAX_SPLITS, max_seq_len // (2 * tile))  # each of two tiles or more
+    return Launch(tile, rows, max(1, min(wanted, most)))
+
+
+def paged_attention(
+    queries: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    max_seq_len: int | None = None,
+    launch: Launch | None = None,
+    check_ids: bool = True,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """One query a sequence, against the keys and values that its table names, read where they lie.
+
+    Shapes as in `kernels.reference.paged_attention`: queries [batch, q_heads, head_dim], pools
+    [num_blocks, block_size, kv_heads, head_dim], all three float32, float16 or bfloat16; tables
+    [batch, max_blocks] and lengths [batch], both int32. Each last axis lies without gaps. Returns
+    `out` [batch, q_heads, head_dim] in the queries' type, and with `return_lse` also the logarithm
+    of each softmax's sum, [batch, q_heads] in float32. A sequence of length 0 gives 0 and -inf.
+    Products of float32 are exact ones (no TF32); sums are float32 throughout.
+
+    `max_seq_len`, by default the table's whole width, helps `plan` to choose `launch`; the answer
+    does not depend on either. `check_ids` looks at lengths and used ids, which makes the host wait
+    for the card: switch it off where the tables are your own, and in a CUDA graph. A wrong id then
+    reads foreign memory. Raises what `find_kernels` does, TypeError and ValueError for what does
+    not fit together; nothing has been written then.
+    Cost: every key and value of the batch is read once. Source: Kwon et al. 2023, section 4.3;
+    splits: Dao et al. 2023, "Flash-Decoding".  Built in: ch06, where one program reads all
+    """
+    check_shapes(queries, key_pool, value_pool, block_tables, seq_lens)
+    _check_tensors(queries, key_pool, value_pool, block_tables, seq_lens)
+    split_kv, card = find_kernels(key_pool)
+    if check_ids:
+        check_tables(key_pool, block_tables, seq_lens)
+    out = _output(out, queries)
+    batch, q_heads, head_dim = queries.shape
+    block_size, kv_heads = key_pool.shape[1:3]
+    if launch is None:
+        max_seq_len = block_tables.shape[1] * block_size if max_seq_len is None else max_seq_len
+        launch = plan(queries, key_pool, max_seq_len, card)
+    group, num_splits = q_heads // kv_heads, launch.num_splits
+    if launch.rows < group:
+        raise ValueError(f"{launch.rows} rows for a group of {group} query heads")
+    width = max(16, next_power_of_2(head_dim))
+    product = str(queries.dtype).removeprefix("torch.")
+    if card is None and queries.dtype == torch.bfloat16:
+        product = "float32"  # the interpreter takes bfloat16 for whole numbers
+    lse = queries.new_empty(batch, q_heads, num_splits, dtype=torch.float32)
+    parts = out if num_splits == 1 else lse.new_empty(*lse.shape, head_dim)
+    with torch.cuda.device_of(queries) if queries.is_cuda else nullcontext():
+        split_kv.split_kernel[batch * kv_heads, num_splits](
+            queries, key_pool, value_pool, block_tables, seq_lens, parts, lse,
+            1 / math.sqrt(head_dim) if scale is None else float(scale),
+            num_splits, block_tables.stride(0), *queries.stride()[:2],
+            *key_pool.stride()[:3], *value_pool.stride()[:3],
+            BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
+            ROWS=launch.rows, WIDTH=width, TILE=launch.tile, STAGES=launch.num_stages,
+            DOT=getattr(split_kv.tl, product), num_warps=launch.num_warps,
+        )  # fmt: skip
+        if num_splits > 1:
+            part_lse, lse = lse, lse.new_empty(batch, q_heads)
+            split_kv.combine_kernel[batch * q_heads,](
+                parts, part_lse, out, lse, num_splits,
+                HEAD_DIM=head_dim, WIDTH=width, SPLITS=next_power_of_2(num_splits),
+                num_warps=1 if num_splits <= 16 else 4,
+            )  # fmt: skip
+    return (out, lse.view(batch, q_heads)) if return_lse else out
+
+
+def find_kernels(pool: torch.Tensor) -> tuple[ModuleType, Card | None]:
+    """`kernels.split_kv` and the card that runs it, None for the interpreter; or why there is none.
+
+    Raises TypeError for a type of number that the kernels, or this card, do not know; RuntimeError
+    without Triton, without a card that holds `pool`, and for TRITON_INTERPRET set too late.
+    """
+    if pool.dtype not in DTYPES:
+        raise TypeError(f"the kernels read float32, float16 and bfloat16, not {pool.dtype}")
+    try:
+        from triton import JITFunction, knobs
+        from triton import language as tl
+        from triton.runtime import driver
+
+        from kernels import split_kv
+    except ImportError as error:
+        raise RuntimeError(f"the kernels need Triton, which is for Linux: {error}") from error
+    compiled = [isinstance(f, JITFunction) for f in (tl.sum, split_kv.split_kernel)]
+    if not any(compiled):
+        return split_kv, None  # it reads CPU and CUDA tensors
+    if not all(compiled) or knobs.runtime.interpret:
+        raise RuntimeError(
+            "TRITON_INTERPRET was changed after Triton had been imported (transformers imports it,"
+            " too): restart, and set it before the first import"
+        )
+    try:
+        device, target = driver.active.get_active_torch_device(), driver.active.get_current_target()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"no GPU that Triton can use ({error}): on a CPU set TRITON_INTERPRET=1 before anything"
+            " imports Triton, or use kernels.reference"
+        ) from error
+    if device.type != pool.device.type:
+        raise RuntimeError(f"the pool is on {pool.device}, the kernels run on {device}")
+    tensor_cores = target.backend != "cuda" or target.arch >= 80
+    if pool.dtype == torch.bfloat16 and not tensor_cores:
+        raise TypeError(
+            f"bfloat16 needs compute capability 8.0, this card has {target.arch / 10}: use float16"
+        )
+    if device.type == "cpu":  # kernels.compile_only: no card, and the size of an H200
+        return split_kv, Card(132, tensor_cores)
+    properties = torch.cuda.get_device_properties(pool.device)
+    return split_kv, Card(properties.multi_processor_count, tensor_cores)
+
+
+def _check_tensors(queries, key_pool, value_pool, block_tables, seq_lens):
+    """Types of number, devices and strides: what the kernels take for granted."""
+    numbers, integers = (queries, key_pool, value_pool), (block_tables, seq_lens)
+    if len({tensor.dtype for tensor in numbers}) > 1:
+        types = ", ".join(str(tensor.dtype) for tensor in numbers)
+        raise TypeError(f"queries, keys and values are of one type, got {types}")
+    if any(tensor.dtype != torch.int32 for tensor in integers):
+        types = " and ".join(str(tensor.dtype) for tensor in integers)
+        raise TypeError(f"block tables and lengths are int32, got {types}")
+    devices = [tensor.device for tensor in numbers + integers]
+    if len(set(devices)) > 1:
+        raise ValueError(f"all tensors are on one device, got {', '.join(map(str, devices))}")
+    for tensor in numbers + integers:
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(
+                "each last axis must lie without gaps: a tensor of shape "
+                f"{tuple(tensor.shape)} has strides {tensor.stride()}"
+            )
+
+
+def _output(out, queries):
+    if out is None:
+        return queries.new_empty(queries.shape)
+    wanted = queries.shape, queries.dtype, queries.device
+    if (out.shape, out.dtype, out.device) != wanted or not out.is_contiguous():
+        raise ValueError(
+            f"out is a contiguous tensor like the queries, {wanted}, got "
+            f"{(out.shape, out.dtype, out.device)} with strides {out.stride()}"
+        )
+    return out
