@@ -7,7 +7,7 @@ the start, and a preemption is charged as a flat number of steps. What a step do
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import index
+from numbers import Integral
 
 import numpy as np
 
@@ -75,7 +75,9 @@ def simulate(
     """
     if block_size is None:
         block_size = 16 if policy.grows else 1
-    limits = _limits(budget, block_size, declared, max_context, watermark)
+    limits = _limits(
+        watermark, budget=budget, block_size=block_size, declared=declared, max_context=max_context
+    )
     if not recompute_steps >= 0:
         raise ValueError(f"a preemption costs at least 0 steps, got {recompute_steps}")
     if isinstance(workload, str):
@@ -94,20 +96,12 @@ def simulate(
     return _result(jobs, counts, refusals, recompute_steps)
 
 
-def _limits(budget, block_size, declared, max_context, watermark):
+def _limits(watermark, **sizes):
     """The limits of a run, in Python's own integers: NumPy's may overflow without a word."""
-    sizes = {
-        "budget": budget,
-        "block_size": block_size,
-        "declared": declared,
-        "max_context": max_context,
-    }
     for name, value in sizes.items():
-        try:
-            sizes[name] = index(value)
-        except TypeError:
-            raise ValueError(f"{name} is a whole number of tokens, got {value!r}") from None
-    budget, block_size, declared, max_context = sizes.values()
+        if not isinstance(value, Integral):
+            raise ValueError(f"{name} is a whole number of tokens, got {value!r}")
+    budget, block_size, declared, max_context = map(int, sizes.values())
     if not 1 <= block_size <= budget:
         raise ValueError(f"a budget of {budget} tokens holds no block of {block_size}")
     return Limits(budget // block_size, block_size, declared, max_context, watermark)
