@@ -2,13 +2,15 @@
 PYTHON ?= python3
 PORT ?= 8000
 CHAPTERS ?= $(wildcard notebooks/*.md)
+GPU_PYTHON ?= $(BIN)/python
+GPU_OPTIONS ?= --record
 
 BIN := .venv/bin
 READY := .venv/.ready
 HIDDEN_CACHES := .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lint serve notebooks lab bench clean
+.PHONY: help book test lint serve notebooks lab bench gpu clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -41,7 +43,14 @@ lab: $(READY)  ## edit and run the chapters in JupyterLab (LAB_OPTIONS=--no-brow
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
 bench: $(READY)  ## print the speed figures, one process each
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for name in blocks decode simulator; do \
+	  echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
+
+# On a GPU runtime: make gpu GPU_PYTHON=python3. That takes the torch and Triton that are there and installs
+# nothing; the tests then do without nbval, and take other versions' warnings for what they are.
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),$(READY))  ## time the kernels on a GPU, in four minutes, and test them there
+	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
+	$(GPU_PYTHON) -m pytest -o addopts= -o filterwarnings= -m gpu tests/test_kernel.py tests/test_kernel_on_gpu.py
 
 clean:  ## remove everything built, keep .venv
 	rm -rf _build $(HIDDEN_CACHES)

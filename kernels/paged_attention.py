@@ -49,7 +49,7 @@ class Launch:
 class Card:
     """What `plan` asks about a GPU: its multiprocessors; do they multiply tiles of 16-bit numbers?
 
-    Those of NVIDIA do from compute capability 8.0 for Triton, those of AMD from CDNA on.
+    Those of NVIDIA do from compute capability 8.0 for Triton, those of AMD from CDNA on.  Given.
     """
 
     num_sms: int
@@ -62,7 +62,7 @@ def plan(
     """Choose tile, splits and warps from shapes only, for a card; None is the interpreter.
 
     It reads no element and times nothing: a launch can be captured in a CUDA graph, and the same
-    shapes always run the same code.
+    shapes always run the same code.  Given.
     """
     batch, q_heads, head_dim = queries.shape
     kv_heads, longest = key_pool.shape[2], max(16, next_power_of_2(max_seq_len))
@@ -148,7 +148,7 @@ def paged_attention(
             split_kv.combine_kernel[batch * q_heads,](
                 parts, part_lse, out, lse, num_splits,
                 HEAD_DIM=head_dim, WIDTH=width, SPLITS=next_power_of_2(num_splits),
-                num_warps=1 if num_splits <= 16 else 4,
+                num_warps=1 if num_splits <= 16 else 4 if num_splits <= 64 else 8,
             )  # fmt: skip
     return (out, lse.view(batch, q_heads)) if return_lse else out
 
@@ -157,7 +157,7 @@ def find_kernels(pool: torch.Tensor) -> tuple[ModuleType, Card | None]:
     """`kernels.split_kv` and the card that runs it, None for the interpreter; or why there is none.
 
     Raises TypeError for a type of number that the kernels, or this card, do not know; RuntimeError
-    without Triton, without a card that holds `pool`, and for TRITON_INTERPRET set too late.
+    without Triton, without a card that holds `pool`, and for TRITON_INTERPRET set too late.  Given.
     """
     if pool.dtype not in DTYPES:
         raise TypeError(f"the kernels read float32, float16 and bfloat16, not {pool.dtype}")
