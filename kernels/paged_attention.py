@@ -65,18 +65,17 @@ def plan(
     shapes always run the same code.  Given.
     """
     batch, q_heads, head_dim = queries.shape
-    kv_heads, longest = key_pool.shape[2], max(16, next_power_of_2(max_seq_len))
+    kv_heads = key_pool.shape[2]
     rows = next_power_of_2(q_heads // kv_heads)
     if card is None:  # pays for each operation, whatever its size: few large tiles
-        return Launch(min(512, longest), rows)
+        return Launch(max(16, min(512, next_power_of_2(max_seq_len))), rows)
     row_bytes = next_power_of_2(head_dim) * queries.element_size()
     tile = min(64, 16 * 1024 // row_bytes)  # 16 KiB of keys: five programs fit on an SM
-    if queries.dtype != torch.float32:
-        if card.tensor_cores:
-            rows = max(16, rows)  # the least that one of their instructions multiplies
-        else:
-            tile //= 2  # its products take registers
-    tile = min(max(16, tile), longest)
+    if card.tensor_cores and queries.dtype != torch.float32:
+        rows = max(16, rows)  # the least that one of their instructions multiplies
+    else:  # the threads hold all products in registers, and a T4's shared memory is smaller
+        tile = min(tile, 256 // rows) // (1 if card.tensor_cores else 2)
+    tile = max(16, tile)
     wanted = round(4 * card.num_sms / max(1, batch * kv_heads))  # about four programs an SM
     most = min(MAX_SPLITS, max_seq_len // (2 * tile))  # each of two tiles or more
     return Launch(tile, rows, max(1, min(wanted, most)))

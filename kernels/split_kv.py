@@ -14,7 +14,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit(do_not_specialize=["stride_table", "num_splits"])  # they change from step to step
+@triton.jit(  # no new kernel for what changes from step to step
+    do_not_specialize=["stride_table", "num_splits"],
+    do_not_specialize_on_alignment=["table_ptr", "len_ptr"],
+)
 def split_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, len_ptr, out_ptr, lse_ptr,
     scale, num_splits, stride_table, stride_q_row, stride_q_head,
