@@ -90,7 +90,8 @@ def dense_greedy(model: GPT2, prompt: list[int], steps: int) -> list[int]:
 
 def paged_cache(model: GPT2, num_blocks: int, block_size: int, order: list[int] | None = None):
     """A cache full of NaN that hands out its blocks in `order`, by default at random."""
-    kv = PagedKV(model.config, num_blocks, block_size, model.wte.weight.dtype)
+    weight = model.wte.weight
+    kv = PagedKV(model.config, num_blocks, block_size, weight.dtype, weight.device)
     allocator = kv.tables.allocator
     order = order or random.Random(num_blocks).sample(range(num_blocks), num_blocks)
     allocator.allocate_many(num_blocks)
@@ -110,7 +111,7 @@ def poison(kv: PagedKV, value: float) -> None:
 
 def bits(tensor: torch.Tensor) -> bytes:
     """What a tensor holds, so that NaN equals NaN."""
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def snapshot(kv: PagedKV) -> tuple:

@@ -586,7 +586,7 @@ REFUSED = {
     "an unknown attention": (
         lambda m, kv: step(m, kv, ["a"], [1], "flash"),
         ValueError,
-        "one of gather, in_place, got 'flash'",
+        "one of gather, in_place, triton, got 'flash'",
     ),
     "no sequences": (lambda m, kv: step(m, kv, [], []), ValueError, "no sequences"),
     "a pack of nothing": (lambda m, kv: prefill_packed(m, kv, {}), ValueError, "no sequences"),
@@ -828,7 +828,7 @@ def test_a_cache_on_another_device_is_refused_by_name():
     ("arguments", "error"),
     [
         ({"max_new_tokens": -1}, "-1 new tokens"),
-        ({"max_new_tokens": 1, "attention": "flash"}, "one of gather, in_place, got 'flash'"),
+        ({"max_new_tokens": 1, "attention": "flash"}, "gather, in_place, triton, got 'flash'"),
         ({"prompts": [[1] * 40, [2]]}, "42 tokens to store, 41 positions"),
         ({"prompts": [[2], [1] * 40]}, "42 tokens to store, 41 positions"),
     ],
