@@ -20,9 +20,11 @@ MIME_TYPE = "application/vnd.labcore.claim+json"
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence with its numbers, a name to refer to it by, and a category of evidence.
+    """A result: `claim("cow-copies", f"{n} blocks instead of 6", "measured here")`.
 
-    Shows itself as a line of the page; the machine-readable copy beside it feeds the register.
+    `id` is a name to refer to it by, `value` a sentence that holds the computed numbers, `category`
+    the kind of evidence. It shows itself as a line of the page; the machine-readable copy beside
+    that feeds the register.
     Raises ValueError for an id that is not lower-case words joined by hyphens, for an empty
     sentence, and for a category that is not in CATEGORIES.  Given.
     """
@@ -55,10 +57,4 @@ class Claim:
         }
 
 
-def claim(id: str, value: str, category: str) -> Claim:
-    """State a result: `claim("cow-copies", f"{n} blocks instead of 6", "measured here")`.
-
-    `value` is a sentence that holds the computed numbers. Raises ValueError as `Claim` does.
-    Given.
-    """
-    return Claim(id, value, category)
+claim = Claim  # the verb for the chapters

@@ -2,7 +2,7 @@
 
 With a kernel (JupyterLab, VS Code, Colab) the sliders are ipywidgets, and Python draws anew at each
 change. The built book has no kernel: there one piece of HTML holds every picture, drawn beforehand,
-and a script swaps them.
+and the book's script and style sheet (book/_static) see to its controls.
 """
 
 import gzip
@@ -18,46 +18,12 @@ from labcore.picture import ENLARGED, Picture, in_book, on_paper, short
 
 MOST_FRAMES = 400
 MOST_BYTES = 120 * 1024  # compressed, a whole explorer
-STYLE = """\
-.explorer{border:1px solid var(--pst-color-border,#8886);border-radius:8px;padding:.9em 1.1em;
-margin:1em 0}
-.explorer-controls{display:flex;flex-wrap:wrap;gap:.6em 2em;margin-bottom:1em}
-.explorer-control,.explorer-control label{display:flex;align-items:center;gap:.6em}
-.explorer-control input{width:min(11em,34vw);height:1.6em;accent-color:var(--pst-color-primary)}
-.explorer-control select{font:inherit;color:inherit;padding:.25em .4em;border-radius:4px;
-border:1px solid var(--pst-color-border,#888);background:var(--pst-color-surface,Field)}
-.explorer-control output{min-width:4.5ch;font-weight:600;font-variant-numeric:tabular-nums}
-.explorer-control :focus-visible{outline:2px solid var(--pst-color-primary,#4477aa);
-outline-offset:3px}
-.explorer-view svg{display:block}
-.explorer-caption{margin:.9em 0 0;min-height:3em}.explorer noscript{font-style:italic}"""
-SCRIPT = """\
-(root => {
-  const find = selector => root.querySelector(selector);
-  const controls = root.querySelectorAll("input, select");
-  const data = JSON.parse(find('script[type="application/json"]').textContent);
-  const show = () => {
-    let k = 0;
-    controls.forEach((control, i) => {
-      const labels = data.labels[i], label = labels[control.value];
-      k = k * labels.length + Number(control.value);
-      if (control.type !== "range") return;
-      control.setAttribute("aria-valuetext", label);
-      control.closest(".explorer-control").querySelector("output").textContent = label;
-    });
-    const [picture, caption] = data.frames[k];
-    find(".explorer-view").innerHTML = picture;
-    find(".explorer-caption").textContent = caption;
-  };
-  controls.forEach(control => Object.assign(control, {disabled: false, oninput: show}));
-  show();
-})(document.currentScript.parentNode)"""
 PAGE = """\
-<div class="explorer"><style>{STYLE}</style><div class="explorer-controls">{controls}</div>\
+<div class="explorer"><div class="explorer-controls">{controls}</div>\
 <noscript><p>The controls need JavaScript; the picture shows the starting values.</p></noscript>\
 <div class="explorer-view" style="{room}">{picture}</div>\
 <p class="explorer-caption" aria-live="polite">{caption}</p>\
-<script type="application/json">{data}</script><script>{SCRIPT}</script></div>"""
+<script type="application/json">{data}</script></div>"""
 
 
 class Explorer:
@@ -113,8 +79,6 @@ class Explorer:
         data = {"labels": list(self.labels.values()), "frames": frames}
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         return PAGE.format(
-            STYLE=STYLE,
-            SCRIPT=SCRIPT,
             controls="".join(map(self._control, self.axes)),
             room=f"max-width:{short(width * ENLARGED)}px;aspect-ratio:{width:g}/{height:g}",
             picture=first.svg,
@@ -148,7 +112,7 @@ class Explorer:
         return SimpleNamespace(frames=len(self.frames), compressed_bytes=len(compressed))
 
     def static_html(self) -> str:
-        """Return the whole explorer as HTML that needs no kernel, no other file and no network.
+        """Return all positions as HTML, for a page that loads book/_static/explorer.js.
 
         Draws every frame. Raises ValueError if it passes 120 KB compressed.  Given.
         """

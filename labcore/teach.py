@@ -8,9 +8,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
+
+WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def start(version: str) -> None:
@@ -26,32 +29,14 @@ def start(version: str) -> None:
         raise ImportError(
             f"this chapter is written for labcore {version}, installed is {installed}"
         )
-    _shorten_tracebacks()
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
+        shell.InteractiveTB.set_mode(mode="Minimal")  # what %xmode Minimal does, but in silence
     if not _has_nvidia_driver():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def _shorten_tracebacks() -> None:
-    """Let errors show as their last line only, as %xmode Minimal does, but in silence."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
-        shell.InteractiveTB.set_mode(mode="Minimal")
-
-
 def _has_nvidia_driver() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
-
-
-def glue(name: str, value: object) -> None:
-    """Keep `value` for the book's text to quote as `name`; nothing where myst_nb is not there.
-
-    Given.
-    """
-    try:
-        from myst_nb import glue as keep
-    except ImportError:
-        return
-    keep(name, value, display=False)
 
 
 def table(head: Sequence, rows: Iterable[Sequence]):
@@ -84,66 +69,39 @@ def normalise(source: str) -> str:
 class _Plain(ast.NodeTransformer):
     """Removes from a syntax tree what only a reader, or a type checker, looks at."""
 
-    def visit_Module(self, node):
-        return self._body(node, keeps_fields=False)
-
-    def visit_ClassDef(self, node):
-        return self._body(node, keeps_fields=_has_fields(node))
-
-    def visit_FunctionDef(self, node):
-        node.returns = None
-        return self._body(node, keeps_fields=False)
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_arg(self, node):
-        node.annotation = None
-        return node
-
-    def visit_AnnAssign(self, node):
-        """Turn `x: int = 3` into `x = 3`, and drop `x: int`."""
-        if node.value is None:
-            return None
-        return ast.Assign([node.target], self.visit(node.value), lineno=node.lineno)
-
-    def _body(self, node, keeps_fields: bool):
-        """Visit the parts of a module, class or function, less its docstring."""
-        if ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
-        fields = [part for part in node.body if keeps_fields and isinstance(part, ast.AnnAssign)]
-        new = [part if part in fields else self.visit(part) for part in node.body]
-        node.body = [part for part in new if part is not None]
-        for name in ("decorator_list", "args", "bases", "keywords"):
-            self._visit_parts(node, name)
-        if not node.body and not isinstance(node, ast.Module):
+    def generic_visit(self, node):
+        """Take off a node's docstring and hints, then those of its parts."""
+        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node) is not None:
+            del node.body[0]
+        node.annotation = node.returns = None
+        super().generic_visit(node)
+        if getattr(node, "body", None) == []:
             node.body = [ast.Pass()]
         return node
 
-    def _visit_parts(self, node, name: str) -> None:
-        parts = getattr(node, name, None)
-        for part in parts if isinstance(parts, list) else [parts] * (parts is not None):
-            self.visit(part)
+    def visit_ClassDef(self, node):
+        """Mark what makes the fields of a dataclass or a named tuple: their hints."""
+        makers = " ".join(map(ast.unparse, node.decorator_list + node.bases))
+        for part in node.body:
+            part.is_field = "dataclass" in makers or "NamedTuple" in makers
+        return self.generic_visit(node)
 
-
-def _has_fields(node: ast.ClassDef) -> bool:
-    """Tell a dataclass or a named tuple: their hints are what makes their fields."""
-    makers = " ".join(map(ast.unparse, node.decorator_list + node.bases))
-    return "dataclass" in makers or "NamedTuple" in makers
+    def visit_AnnAssign(self, node):
+        """Turn `x: int = 3` into `x = 3`, and drop `x: int`; a field stays as it is."""
+        if getattr(node, "is_field", False):
+            return node
+        if node.value is None:
+            return None
+        return ast.Assign([node.target], self.visit(node.value), lineno=node.lineno)
 
 
 def _source(thing: type | FunctionType | str) -> str:
     """Return the text of a class or function, also of one that a notebook's cell defines."""
     if isinstance(thing, str):
         return thing
-    try:
+    with suppress(OSError, TypeError):
         return inspect.getsource(thing)
-    except (OSError, TypeError):
-        return _source_in_cells(thing)
-
-
-def _source_in_cells(thing: type) -> str:
-    """Find a class in the newest cell that defines it: `inspect` looks only into modules' files."""
-    for filename in reversed(list(linecache.cache)):
+    for filename in reversed(list(linecache.cache)):  # the newest cell that defines the class
         text = "".join(linecache.getlines(filename))
         if f"class {thing.__name__}" not in text:
             continue

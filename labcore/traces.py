@@ -8,10 +8,10 @@ context) is counted and reported.
 import csv
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime
+from fileinput import FileInput
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,10 @@ from labcore.workloads import Workload
 # arrival, prompt, output: the names of the columns in the traces that this module knows
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")  # date and time, 7 digits of a second
 MOONCAKE = ("timestamp", "input_length", "output_length")  # milliseconds; also hash_ids
+TICKS = 10**7  # a second: arrivals are compared as whole numbers, exact to the seventh digit
 NO_OUTPUT, TOO_LONG = "no output", "longer than the context"
+# what a row can raise that is not what it should be
+ROW_ERRORS = (KeyError, ValueError, TypeError, OverflowError, RecursionError, csv.Error)
 
 
 class TraceError(ValueError):
@@ -43,22 +46,29 @@ def read_trace(
     file and line, FileNotFoundError.  Given.
     """
     path = Path(path)
+    if path.suffix not in (".csv", ".jsonl"):
+        raise TraceError(f"{path.name}: a trace is a .csv or a .jsonl file")
     if hash_block_size < 1:
         raise ValueError(f"a block of hashes stands for at least 1 token, got {hash_block_size}")
-    rows, set_aside = [], Counter({NO_OUTPUT: 0, TOO_LONG: 0})
-    for number, row in _text_rows(path):
+    requests, set_aside = [], {NO_OUTPUT: 0, TOO_LONG: 0}
+    with FileInput(path, encoding="utf-8-sig") as lines:
+        is_csv = path.suffix == ".csv"
+        rows = csv.DictReader(lines) if is_csv else map(json.loads, filter(str.strip, lines))
         try:
-            request = _request(row, hash_block_size)
-        except (KeyError, ValueError, TypeError, OverflowError) as error:
-            raise TraceError(f"{path.name}, line {number}: {_reason(error)}") from None
-        _, prompt, output, _ = request
-        if output == 0:
-            set_aside[NO_OUTPUT] += 1
-        elif max_context is not None and prompt + output > max_context:
-            set_aside[TOO_LONG] += 1
-        else:
-            rows.append(request)
-    return _workload(path, rows, dict(set_aside))
+            for row in rows:
+                request = _request(row, hash_block_size)
+                _, prompt, output, _ = request
+                if output == 0:
+                    set_aside[NO_OUTPUT] += 1
+                elif max_context is not None and prompt + output > max_context:
+                    set_aside[TOO_LONG] += 1
+                else:
+                    requests.append(request)
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{path.name}: not a text file in UTF-8: {error}") from None
+        except ROW_ERRORS as error:
+            raise TraceError(f"{path.name}, line {lines.lineno()}: {_reason(error)}") from None
+    return _workload(path.name, requests, set_aside)
 
 
 def block_keys(
@@ -76,76 +86,45 @@ def block_keys(
     return [(ids[k // parts], k % parts) for k in range(prompt // block_size)]
 
 
-def _text_rows(path: Path) -> Iterator[tuple[int, dict]]:
-    """`_rows`, and an error that names the file where it is no text."""
-    try:
-        yield from _rows(path)
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path.name}: not a text file in UTF-8: {error}") from None
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict]]:
-    """Each row as a dict, with the number of its line."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".jsonl":
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, _json(path, number, line)
-        elif path.suffix == ".csv":
-            reader = csv.DictReader(file)
-            try:
-                for row in reader:
-                    yield reader.line_num, row
-            except csv.Error as error:
-                raise TraceError(f"{path.name}, line {reader.line_num}: {error}") from None
-        else:
-            raise TraceError(f"{path.name}: a trace is a .csv or a .jsonl file")
-
-
-def _json(path: Path, number: int, line: str) -> dict:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path.name}, line {number}: not JSON: {error}") from None
+def _request(row: dict, hash_block_size: int) -> tuple[int, int, int, tuple | None]:
+    """(arrival in ticks, prompt, output, ids of the prompt's blocks or None) of one row."""
     if not isinstance(row, dict):
-        raise TraceError(f"{path.name}, line {number}: expected an object, got {line.strip():.40}")
-    return row
-
-
-def _request(row: dict, hash_block_size: int) -> tuple[tuple[int, float], int, int, tuple | None]:
-    """(arrival in seconds, prompt, output, ids of the prompt's blocks or None) of one row."""
+        raise ValueError(f"expected an object, got {row!r:.40}")
     if None in row:
         raise ValueError(f"{len(row[None])} more values than columns: {row[None]}")
-    if AZURE[0] in row:
-        when, prompt, output = (row[column] for column in AZURE)
-        return _seconds(when), _tokens(prompt, 1), _tokens(output, 0), None
-    when, prompt, output = (row[column] for column in MOONCAKE)
-    prompt, output, ids = _tokens(prompt, 1), _tokens(output, 0), row.get("hash_ids")
-    if not math.isfinite(float(when)) or isinstance(when, bool):
+    columns, ticks = (AZURE, _ticks) if AZURE[0] in row else (MOONCAKE, _ticks_of_ms)
+    when, prompt, output = (row[column] for column in columns)
+    prompt, output = _tokens(prompt, 1), _tokens(output, 0)
+    return ticks(when), prompt, output, _hash_ids(row.get("hash_ids"), prompt, hash_block_size)
+
+
+def _ticks(when: str) -> int:
+    """Ticks since 2000 of '2023-11-16 18:15:46.6805900': a datetime drops the seventh digit."""
+    moment = datetime.fromisoformat(str(when)).replace(microsecond=0)
+    _, _, fraction = str(when).partition(".")
+    seconds = round((moment - datetime(2000, 1, 1)).total_seconds())
+    return seconds * TICKS + int(f"{fraction:0<7.7}")
+
+
+def _ticks_of_ms(when: float) -> int:
+    if isinstance(when, bool) or not math.isfinite(float(when)):
         raise ValueError(f"expected a time in milliseconds, got {when!r}")
-    if ids is not None:
-        if type(ids) is not list or not all(type(i) is int for i in ids):
-            raise ValueError(f"hash_ids are a list of whole numbers, got {ids!r:.40}")
-        needed = blocks_needed(prompt, hash_block_size)
-        if len(ids) != needed:
-            raise ValueError(
-                f"{len(ids)} hash_ids, but a prompt of {prompt} tokens has {needed} blocks "
-                f"of {hash_block_size}"
-            )
-        ids = tuple(ids)
-    return (0, float(when) / 1_000), prompt, output, ids
+    return round(float(when) * TICKS / 1_000)
 
 
-def _seconds(when: str) -> tuple[int, float]:
-    """(whole seconds since 2000, the fraction) of '2023-11-16 18:15:46.6805900'.
-
-    Kept apart, because one float of this size cannot tell two neighbours of seven digits.
-    """
-    whole, _, fraction = str(when).partition(".")
-    if fraction.strip("0123456789"):
-        raise ValueError(f"expected digits after the seconds, got {fraction!r}")
-    since = datetime.fromisoformat(whole) - datetime(2000, 1, 1)
-    return int(since.total_seconds()), float(f"0.{fraction or 0}")
+def _hash_ids(ids: list | None, prompt: int, hash_block_size: int) -> tuple[int, ...] | None:
+    """The ids of a prompt's blocks, or None where the trace does not tell them."""
+    if ids is None:
+        return None
+    if type(ids) is not list or not all(type(i) is int for i in ids):
+        raise ValueError(f"hash_ids are a list of whole numbers, got {ids!r:.40}")
+    needed = blocks_needed(prompt, hash_block_size)
+    if len(ids) != needed:
+        raise ValueError(
+            f"{len(ids)} hash_ids, but a prompt of {prompt} tokens has {needed} blocks "
+            f"of {hash_block_size}"
+        )
+    return tuple(ids)
 
 
 def _tokens(value: str | int, least: int) -> int:
@@ -156,22 +135,17 @@ def _tokens(value: str | int, least: int) -> int:
 
 
 def _reason(error: Exception) -> str:
-    return f"no column {error}" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, KeyError):
+        return f"no column {error}"
+    is_json = isinstance(error, json.JSONDecodeError | RecursionError)
+    return f"not JSON: {error}" if is_json else str(error)
 
 
-def _workload(path: Path, rows: list[tuple], set_aside: dict[str, int]) -> Workload:
-    late = sum(before[0] > after[0] for before, after in pairwise(rows))
+def _workload(name: str, requests: list[tuple], set_aside: dict[str, int]) -> Workload:
+    late = sum(before[0] > after[0] for before, after in pairwise(requests))
     notes = (f"{late:,} out of order, sorted by arrival",) if late else ()
-    rows.sort(key=lambda row: row[0])  # a stable sort: ties keep the order of the file
-    arrivals, prompts, outputs, ids = zip(*rows, strict=True) if rows else ((), (), (), ())
-    known = bool(rows) and None not in ids
-    arrivals = np.array([(s - arrivals[0][0]) + (f - arrivals[0][1]) for s, f in arrivals])
-    return Workload(
-        path.name,
-        np.array(prompts, dtype=np.int64),
-        np.array(outputs, dtype=np.int64),
-        arrivals,
-        tuple(ids) if known else None,
-        set_aside,
-        notes,
-    )
+    requests.sort(key=itemgetter(0))  # a stable sort: ties keep the order of the file
+    ticks, prompts, outputs, ids = zip(*requests, strict=True) if requests else ((), (), (), ())
+    arrivals = np.array([(tick - ticks[0]) / TICKS for tick in ticks])
+    prefix_ids = ids if requests and None not in ids else None
+    return Workload(name, prompts, outputs, arrivals, prefix_ids, set_aside, notes)

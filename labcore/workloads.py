@@ -116,7 +116,7 @@ def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_02
     return Workload(name, prompts, np.clip(outputs, 1, max_context - prompts))
 
 
-def from_pairs(pairs: Iterable[Sequence[int]], name: str = "pairs") -> Workload:
+def from_pairs(pairs: Iterable[Sequence[int]]) -> Workload:
     """A workload from (prompt, output) pairs.
 
     Raises ValueError for anything but whole numbers.  Given.
@@ -128,4 +128,4 @@ def from_pairs(pairs: Iterable[Sequence[int]], name: str = "pairs") -> Workload:
         table = np.empty(0)
     if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
         raise ValueError(f"expected (prompt, output) pairs of whole numbers, got {pairs[:3]!r} ...")
-    return Workload(name, *table.T)
+    return Workload("pairs", *table.T)

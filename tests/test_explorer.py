@@ -14,11 +14,13 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
+from chapters import ROOT
 
 from labcore import plot
-from labcore.explorer import MOST_BYTES, SCRIPT, explore
+from labcore.explorer import MOST_BYTES, explore
 from labcore.picture import Picture, drawing
 
+STATIC = ROOT / "book" / "_static"
 SLIDER = "application/vnd.jupyter.widget-view+json"
 
 
@@ -103,11 +105,11 @@ def test_numbers_get_a_slider_and_names_a_list_both_off_until_the_script_runs():
     assert {"class": "explorer-caption", "aria-live": "polite"} in elements.all("p")
 
 
-def test_it_needs_no_other_file_and_no_id_that_another_explorer_might_use():
+def test_it_loads_nothing_by_itself_and_has_no_id_that_another_explorer_might_use():
     elements = Elements(example().static_html())
     for _tag, attributes in elements.found:
         assert not {"id", "src", "href", "for"} & set(attributes)
-    assert "http" not in SCRIPT
+    assert "http" not in (STATIC / "explorer.js").read_text(encoding="utf-8")
 
 
 def test_labels_write_the_values():
@@ -134,7 +136,7 @@ def test_markup_in_pictures_and_labels_cannot_end_the_script():
     data = data_of(page)
     assert data["frames"][0][0] == render("<script>")[0].svg
     inside = page[page.index("<script type") :]
-    assert inside.count("</script>") == 2 and "<!--" not in inside
+    assert inside.count("</script>") == 1 and "<!--" not in inside
     assert data["frames"][0][1] == "</script><b>"
     assert "&lt;/script&gt;&lt;b&gt;" in page
 
@@ -297,7 +299,11 @@ def browser():
 def opened(browser, folder, javascript=True, width=400):
     """Open a page with two explorers from the disk, on a screen as narrow as a phone's."""
     first, second = example(start={"block_size": 16}), example()
-    page = f'<meta charset="utf-8"><body>{first.static_html()}{second.static_html()}'
+    for name in ("book.css", "explorer.js"):
+        shutil.copy(STATIC / name, folder)
+    head = """<meta charset="utf-8"><link rel="stylesheet" href="book.css">
+    <script src="explorer.js"></script>"""
+    page = f"{head}<body>{first.static_html()}{second.static_html()}"
     (folder / "page.html").write_text(page, encoding="utf-8")
     context = browser.new_context(
         java_script_enabled=javascript, viewport={"width": width, "height": 700}
