@@ -19,7 +19,7 @@ from labcore.blocks import blocks_needed
 
 
 class Admission(Enum):
-    """The answer to a request: it comes in, it waits, or it can never be served. Built in: ch08"""
+    """The answer to a request: it comes in, it waits, or it can never be served. Built in: ch08a"""
 
     OK = "ok"
     LATER = "later"
@@ -28,7 +28,7 @@ class Admission(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server knows of its memory and of its clients. Built in: ch08
+    """What a server knows of its memory and of its clients. Built in: ch08a
 
     `num_blocks` blocks of `block_size` tokens; `declared`, the output limit that each request
     states, and `max_context`, the most tokens a sequence can have; `watermark`, the fraction of
@@ -86,7 +86,7 @@ def room_for_declared(prompt: int, stored: int, limits: Limits) -> int:
 
 
 def room_for_power_of_2(prompt: int, stored: int, limits: Limits) -> int:
-    """Room for the prompt and the next power of two from the declared limit. Built in: ch08"""
+    """Room for the prompt and the next power of two from the declared limit. Built in: ch08b"""
     power = 1 << max(limits.declared - 1, 0).bit_length()
     return min(prompt + power, limits.max_context)
 
@@ -103,7 +103,7 @@ reserve_max = Policy("reserve_max", room_for_maximum, grows=False)
 #: Built in: ch07
 reserve_limit = Policy("reserve_limit", room_for_declared, grows=False)
 #: Orca's Pow2 in the PagedAttention paper, which rounds the output up as this does the declared
-#: limit. Left out: its buddy allocator (`labcore.contiguous`). Built in: ch08
+#: limit. Left out: its buddy allocator (`labcore.contiguous`). Built in: ch08b
 reserve_power_of_2 = Policy("reserve_power_of_2", room_for_power_of_2, grows=False)
 #: vLLM: v0 with a watermark of 0.01, v1 with none, and one again since June 2026 (PR #44594).
 #: Left out: prefix sharing, chunked prefill, the limit on tokens a step. Built in: ch07
@@ -114,7 +114,7 @@ def group_blocks(prompt: int, tokens: int, samples: int, block_size: int) -> int
     """The blocks of `samples` sequences of `tokens` tokens each that share a prompt. O(1).
 
     Full blocks of the prompt are shared; past the prompt, each has its own copy of the rest.
-    Built in: ch08
+    Built in: ch08a
     """
     needed = blocks_needed(tokens, block_size)
     if samples == 1 or tokens <= prompt:
@@ -136,7 +136,7 @@ def submit(policy: Policy, prompt: int, limits: Limits, samples: int = 1) -> str
 
     A request may need min(prompt + declared, max_context) tokens for each of its samples; if those,
     or what the policy sets aside, take more blocks than the pool has, it would wait for ever.
-    Built in: ch08
+    Built in: ch08a
     """
     if prompt >= limits.max_context:
         return f"a prompt of {prompt} tokens leaves no room in a context of {limits.max_context}"
@@ -153,7 +153,7 @@ def has_room(needed: int, num_free: int, num_running: int, limits: Limits) -> bo
     """Whether a request that takes `needed` blocks may come in now.
 
     Afterwards at least the watermark's blocks must be free. That headroom is for the growth of what
-    runs already, so it is waived when nothing runs. Built in: ch08
+    runs already, so it is waived when nothing runs. Built in: ch08a
     """
     headroom = limits.headroom if num_running else 0
     return num_free - needed >= headroom
@@ -165,7 +165,7 @@ def admit(
     """The answer to a request that has `stored` tokens (its prompt, or more if it was preempted).
 
     Never on part of what it needs: a preempted sequence comes back only when all of it fits.
-    Built in: ch08
+    Built in: ch08a
     """
     if submit(policy, prompt, limits) is not None:
         return Admission.NEVER
@@ -211,7 +211,7 @@ def may_enter(
     """Whether a request that takes `needed` blocks may come in now, by the rule of its policy.
 
     When nothing runs, whatever fits comes in: nobody will ever leave to make it fit better.
-    Built in: ch08
+    Built in: ch08a
     """
     if policy.admits is None:
         return has_room(needed, server.num_free, len(server.running), limits)
@@ -226,7 +226,7 @@ def decaying_ratio(start: float = 0.7, factor: float = 0.14, steps: int = 600) -
     The newcomer counts in full. The fraction falls from `start` to `factor` times that over `steps`
     steps without a preemption. SGLang (PRs #708, #1811; v0.4 and later); left out: after a
     preemption it estimates the fraction from what has been generated, here it is `start` again.
-    Built in: ch08
+    Built in: ch08b
     """
     if not (0 <= start <= 1 and 0 <= factor <= 1 and steps >= 1):
         raise ValueError(f"two fractions and a number of steps, got {start}, {factor}, {steps}")
@@ -242,7 +242,7 @@ def decaying_ratio(start: float = 0.7, factor: float = 0.14, steps: int = 600) -
 
 
 def expect_declared(request: Resident, server: Server, limits: Limits) -> int:
-    """The tokens still to come if an answer is as long as its request declares. Built in: ch08"""
+    """The tokens still to come if an answer is as long as its request declares. Built in: ch08b"""
     return max(1, min(request.declared, limits.max_context - request.prompt) - request.generated)
 
 
@@ -250,7 +250,7 @@ def expect_like_others(quantile: float = 0.9) -> Callable:
     """Of the answers that have ended, only the longer ones count: a quantile of their lengths.
 
     While nothing longer has ended, what is declared counts. Raises ValueError for a quantile
-    outside 0 to 1. Built in: ch08
+    outside 0 to 1. Built in: ch08b
     """
     if not 0 <= quantile <= 1:
         raise ValueError(f"a quantile is between 0 and 1, got {quantile}")
@@ -271,7 +271,7 @@ def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -
     `expect(request, server, limits)` says how many tokens a sequence will still store. The pool is
     fullest just before somebody ends: then all who go on have grown as much as he has. Cost:
     O(running squared), in numpy. Gong et al. 2024, "Past-Future Scheduler" (LightLLM); left out: it
-    samples lengths where a quantile is taken here. Built in: ch08
+    samples lengths where a quantile is taken here. Built in: ch08b
     """
 
     def admits(request, server, limits):
@@ -289,7 +289,7 @@ def oracle(outputs: Sequence[int]) -> Policy:
     """`future_peak` for somebody who knows how long each answer will be. Nobody does.
 
     `outputs` has the tokens of each request's answer, by its place in the order of arrival.
-    Built in: ch08
+    Built in: ch08b
     """
 
     def expect(request, server, limits):
@@ -312,20 +312,20 @@ def newest(running: Sequence[Resident]) -> Resident:
 def fewest_generated(running: Sequence[Resident]) -> Resident:
     """The victim has the fewest generated tokens; among equals the later arrival goes. O(n).
 
-    Built in: ch08
+    Built in: ch08a
     """
     return min(running, key=lambda sequence: (sequence.generated, -sequence.index))
 
 
 def oldest(running: Sequence[Resident]) -> Resident:
-    """The victim is the sequence that was admitted first. O(1). Built in: ch08"""
+    """The victim is the sequence that was admitted first. O(1). Built in: ch08b"""
     return running[0]
 
 
 def least_computed(running: Sequence[Resident]) -> Resident:
     """The victim has the fewest stored tokens; among equals the later arrival goes. O(n).
 
-    Proposed for vLLM (#54644). Built in: ch08
+    Proposed for vLLM (#54644). Built in: ch08b
     """
     return min(running, key=lambda sequence: (sequence.stored, -sequence.index))
 
@@ -334,7 +334,7 @@ def lowest_priority(classes: Sequence[int]) -> Callable:
     """The victim is of the largest class, and there the later arrival: 0 is served best.
 
     `classes` has each request's class, by its place in the order of arrival. vLLM's priority
-    scheduling; left out: it also sorts the queue. Built in: ch08
+    scheduling; left out: it also sorts the queue. Built in: ch08b
     """
 
     def victim(running):

@@ -11,7 +11,7 @@ from math import inf
 
 @dataclass(frozen=True)
 class ConstantStep:
-    """Every step takes `seconds`, whatever runs in it. Built in: ch08"""
+    """Every step takes `seconds`, whatever runs in it. Built in: ch08b"""
 
     seconds: float = 1.0
 
@@ -27,7 +27,7 @@ class Roofline:
     `weight_bytes` are read once a step, `token_bytes` of keys and values for each stored token, at
     `bandwidth` bytes a second; each computed token, of a prompt or of an answer, takes `flops` at
     `flops_per_second`; `overhead` seconds come on top. Left out: attention's own arithmetic, and
-    that neither half reaches its peak. Source: Williams et al. 2009, "Roofline". Built in: ch08
+    that neither half reaches its peak. Source: Williams et al. 2009, "Roofline". Built in: ch08b
     """
 
     weight_bytes: float
@@ -50,7 +50,7 @@ class Recovery:
     `prefill_rate` is in tokens a second, and infinite where computing again is free. Up to
     `host_blocks` blocks of victims lie in the host's memory; each takes `block_seconds` on its way
     out and again on its way in. A victim that does not fit there is computed again. Left out:
-    copies that overlap with steps. Built in: ch08
+    copies that overlap with steps. Built in: ch08b
     """
 
     prefill_rate: float = inf
@@ -66,7 +66,7 @@ class Recovery:
 
 
 def link_seconds(num_bytes: float, bytes_per_second: float, latency: float = 0.0) -> float:
-    """How long a copy takes on a link: its bytes, and what every copy costs. Built in: ch08"""
+    """How long a copy takes on a link: its bytes, and what every copy costs. Built in: ch08b"""
     return num_bytes / bytes_per_second + latency
 
 

@@ -63,7 +63,7 @@ class Engine:
     there while it has room; all others are computed again. `answers` holds what has ended, by
     request, one list of tokens a sample; `refusals` a reason for each request that cannot be
     served. Between two steps every block is free or belongs to a request that runs.
-    Source: Yu et al. 2022 (Orca), iteration-level scheduling. Built in: ch08
+    Source: Yu et al. 2022 (Orca), iteration-level scheduling. Built in: ch08a
     """
 
     def __init__(

@@ -14,7 +14,7 @@ class HostPool:
 
     A sequence is in one of the two places, whole. Its blocks get other ids when it comes back, and
     their contents are the same, bit for bit. Blocks that it shares are copied, and are its own from
-    then on. Source: Kwon et al. 2023, section 4.5; vLLM v0 did this, v1 does not. Built in: ch08
+    then on. Source: Kwon et al. 2023, section 4.5; vLLM v0 did this, v1 does not. Built in: ch08b
     """
 
     def __init__(self, kv: PagedKV, num_blocks: int) -> None:
