@@ -270,7 +270,7 @@ def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -
 
     `expect(request, server, limits)` says how many tokens a sequence will still store. The pool is
     fullest just before somebody ends: then all who go on have grown as much as he has. Cost:
-    O(running squared), in numpy. Gong et al. 2024, "Past-Future Scheduler" (LightLLM); left out: it
+    O(running squared), in numpy. Gong et al. 2025, "Past-Future Scheduler" (LightLLM); left out: it
     samples lengths where a quantile is taken here. Built in: ch08b
     """
 
@@ -288,14 +288,13 @@ def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -
 def oracle(outputs: Sequence[int]) -> Policy:
     """`future_peak` for somebody who knows how long each answer will be. Nobody does.
 
-    `outputs` has the tokens of each request's answer, by its place in the order of arrival.
-    Built in: ch08b
+    `outputs` has the tokens of each request's answer, by its place in the order of arrival; raises
+    ValueError where it has none. Built in: ch08b
     """
 
     def expect(request, server, limits):
-        return min(int(outputs[request.index]), limits.max_context - request.prompt) - (
-            request.generated
-        )
+        length = int(_of_request(outputs, request.index, "outputs"))
+        return min(length, limits.max_context - request.prompt) - request.generated
 
     return future_peak(expect, "oracle")
 
@@ -333,11 +332,22 @@ def least_computed(running: Sequence[Resident]) -> Resident:
 def lowest_priority(classes: Sequence[int]) -> Callable:
     """The victim is of the largest class, and there the later arrival: 0 is served best.
 
-    `classes` has each request's class, by its place in the order of arrival. vLLM's priority
-    scheduling; left out: it also sorts the queue. Built in: ch08b
+    `classes` has each request's class, by its place in the order of arrival; raises ValueError
+    where it has none. vLLM's priority scheduling; left out: it also sorts the queue.
+    Built in: ch08b
     """
 
+    def class_of(sequence):
+        return _of_request(classes, sequence.index, "classes"), sequence.index
+
     def victim(running):
-        return max(running, key=lambda sequence: (classes[sequence.index], sequence.index))
+        return max(running, key=class_of)
 
     return victim
+
+
+def _of_request(values, index, name):
+    """What a list says of one request."""
+    if index >= len(values):
+        raise ValueError(f"{len(values)} {name} say nothing of request {index}")
+    return values[index]

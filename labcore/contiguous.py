@@ -6,19 +6,21 @@ may still be, which is external fragmentation. Each has `allocate`, `free` and `
 
 from bisect import bisect, insort
 from collections import defaultdict
+from numbers import Integral
 
 
 class FirstFit:
     """Take from the first hole that is large enough, by address. O(holes) a call. Given."""
 
     def __init__(self, size: int) -> None:
+        size = _whole(size)
         self.size = self.num_free = size
         self.holes = [(0, size)]  # (start, end), by start; no two touch
         self.taken: dict[int, int] = {}  # start: end
 
     def allocate(self, size: int) -> int | None:
         """Take `size` tokens in one piece. Raises ValueError for a size below 1."""
-        _check_size(size)
+        size = _whole(size)
         for i, (start, end) in enumerate(self.holes):
             if end - start >= size:
                 self.holes[i : i + 1] = [(start + size, end)] * (end - start > size)
@@ -46,7 +48,7 @@ class FirstFit:
 
 
 class Buddy:
-    """Give out powers of two, each at a multiple of its length. O(log size) a call.
+    """Give out powers of two, each at a multiple of its length. O(holes) a call.
 
     A hole of twice the length is split into two buddies, and two free buddies become one again. A
     size that is no power of two starts as several holes. Source: Knowlton 1965; Orca's baselines in
@@ -54,6 +56,7 @@ class Buddy:
     """
 
     def __init__(self, size: int) -> None:
+        size = _whole(size)
         self.size = self.num_free = size
         self.holes: dict[int, set[int]] = defaultdict(set)  # length: starts
         self.taken: dict[int, int] = {}  # start: length
@@ -65,7 +68,7 @@ class Buddy:
 
     def allocate(self, size: int) -> int | None:
         """Take the next power of two from `size` tokens. Raises ValueError for a size below 1."""
-        _check_size(size)
+        size = _whole(size)
         wanted = 1 << (size - 1).bit_length()
         length = min((n for n, starts in self.holes.items() if starts and n >= wanted), default=0)
         if not length:
@@ -96,9 +99,11 @@ class Buddy:
         _check_cover(self.size, [(start, start + n) for start, n in pieces])
 
 
-def _check_size(size):
-    if size < 1:
-        raise ValueError(f"a region holds at least 1 token, got {size}")
+def _whole(size):
+    """Python's own integer, as NumPy's would not do in a list."""
+    if not (isinstance(size, Integral) and size >= 1):
+        raise ValueError(f"memory holds a whole number of tokens, at least 1, got {size!r}")
+    return int(size)
 
 
 def _check_cover(size, pieces):

@@ -7,6 +7,7 @@ a card, a link. What is left out: the time of the scheduler, of sampling, and of
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from numbers import Integral
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,11 @@ class ConstantStep:
     """Every step takes `seconds`, whatever runs in it. Built in: ch08b"""
 
     seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a time that no step takes."""
+        if not 0 <= self.seconds < inf:
+            raise ValueError(f"a step takes a finite time, at least 0, got {self.seconds} seconds")
 
     def __call__(self, stored: int, computed: int) -> float:
         """The same for any number of tokens."""
@@ -37,6 +43,13 @@ class Roofline:
     flops_per_second: float
     overhead: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse a machine that cannot be."""
+        amounts = self.weight_bytes, self.token_bytes, self.flops, self.overhead
+        rates = self.bandwidth, self.flops_per_second
+        if not (all(0 <= amount < inf for amount in amounts) and all(rate > 0 for rate in rates)):
+            raise ValueError(f"rates are above 0, the rest is finite and not below: {self}")
+
     def __call__(self, stored: int, computed: int) -> float:
         """Seconds of a step that reads `stored` tokens and computes `computed`."""
         memory = (self.weight_bytes + self.token_bytes * stored) / self.bandwidth
@@ -59,7 +72,7 @@ class Recovery:
 
     def __post_init__(self) -> None:
         """Refuse rates and times that nothing has."""
-        if not (self.prefill_rate > 0 and self.host_blocks >= 0 and self.block_seconds >= 0):
+        if not (self.prefill_rate > 0 and self.host_blocks >= 0 and 0 <= self.block_seconds < inf):
             raise ValueError(
                 f"a rate is above 0, a number of blocks and a time are not below: {self}"
             )
@@ -67,6 +80,10 @@ class Recovery:
 
 def link_seconds(num_bytes: float, bytes_per_second: float, latency: float = 0.0) -> float:
     """How long a copy takes on a link: its bytes, and what every copy costs. Built in: ch08b"""
+    if not (num_bytes >= 0 and bytes_per_second > 0 and latency >= 0):
+        raise ValueError(
+            f"no link copies {num_bytes} bytes at {bytes_per_second} a second after {latency}"
+        )
     return num_bytes / bytes_per_second + latency
 
 
@@ -86,5 +103,6 @@ class Costs:
 
     def __post_init__(self) -> None:
         """Refuse a budget that computes nothing."""
-        if self.token_budget is not None and self.token_budget < 1:
-            raise ValueError(f"a step computes at least 1 token, got {self.token_budget}")
+        budget = self.token_budget
+        if budget is not None and not (isinstance(budget, Integral) and budget >= 1):
+            raise ValueError(f"a token budget is a whole number, at least 1, got {budget!r}")

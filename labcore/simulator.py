@@ -8,6 +8,7 @@ is exact.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from numbers import Integral
 
 import numpy as np
@@ -30,10 +31,10 @@ class SimulationResult:
     is over the steps in which a request waits (all, if none ever does). `refusals` gives a reason
     for each refused request; `overruns` counts sequences that outgrew their reservation.
 
-    Where the step loop ran: `seconds`, by `Costs`; `recomputed_tokens` of victims that came back,
-    `swaps` of victims whose blocks were copied out; `unreserved`, the part of the pool that nobody
-    held while a request waited; `first_token`, the seconds from arrival to each request's first
-    token. Elsewhere these are None. Given.
+    Where the step loop ran: `seconds`, by `Costs`; `recomputed_tokens`, computed and then lost by a
+    victim; `swaps` of victims whose blocks were copied out; `unreserved`, the part of the pool that
+    nobody held while a request waited; `first_token`, the seconds from arrival to each request's
+    first token. Elsewhere these are None. Given.
     """
 
     steps: int
@@ -63,8 +64,13 @@ class SimulationResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens of what has finished, a second: what clients got."""
-        return self.output_tokens / self.seconds
+        """Output tokens of what has finished, a second: what clients got.
+
+        Raises ValueError for a run without seconds.
+        """
+        if self.seconds is None:
+            raise ValueError("the fast way counts no seconds: simulate with costs")
+        return self.output_tokens / self.seconds if self.output_tokens else 0.0
 
 
 def simulate(
@@ -106,14 +112,12 @@ def simulate(
         workload = draw(workload, seed=seed, max_context=limits.max_context)
     elif not isinstance(workload, Workload):
         workload = from_pairs(workload)
-    if arrivals and workload.arrivals is None:
-        raise ValueError(f"nothing is known of the arrivals of {workload.name}")
+    come = _arrivals(workload) if arrivals else None
     _check(policy, limits, recompute_steps, samples, memory)
     if not policy.grows:  # what is set aside never grows, so there is nothing to keep headroom for
         limits = replace(limits, watermark=0.0)
     jobs, refusals = _submit_all(policy, workload, limits, declared, samples, memory)
-    if arrivals:
-        jobs = replace(jobs, arrivals=workload.arrivals.tolist())
+    jobs = replace(jobs, arrivals=come)
     counts = Counts(history=History() if history else None)
     rules = victim is not newest or policy.admits is not None
     if rules or arrivals or samples > 1 or memory is not None or costs is not None:
@@ -122,7 +126,7 @@ def simulate(
     else:
         loop = PhaseLoop(jobs, counts)
     loop.run()
-    refusals |= {i: _too_small(tokens, limits) for i, tokens in counts.ended_early.items()}
+    refusals |= {i: _too_small(jobs, i, tokens) for i, tokens in counts.ended_early.items()}
     return _result(jobs, counts, refusals, recompute_steps)
 
 
@@ -142,14 +146,30 @@ def _limits(budget, block_size, max_context, watermark):
 
 
 def _check(policy, limits, recompute_steps, samples, memory):
-    if not recompute_steps >= 0:
+    if not 0 <= recompute_steps < inf:
         raise ValueError(f"a preemption costs at least 0 steps, got {recompute_steps}")
     if policy.grows and policy.set_aside(1, 2, limits) != 2:
         raise ValueError(f"{policy.name} grows, so it sets aside what is stored and no more")
     if policy.grows and memory is not None:
         raise ValueError(f"{policy.name} grows, and a region of contiguous memory does not")
-    if samples < 1 or (samples > 1 and not policy.grows):
+    if not isinstance(samples, Integral) or samples < 1:
+        raise ValueError(f"samples is a whole number, at least 1, got {samples!r}")
+    if samples > 1 and not policy.grows:
         raise ValueError(f"under {policy.name}, {samples} samples cannot share blocks")
+
+
+def _arrivals(workload):
+    """The seconds at which requests come."""
+    if workload.arrivals is None:
+        raise ValueError(f"nothing is known of the arrivals of {workload.name}")
+    arrivals = np.asarray(workload.arrivals, dtype=float)
+    if arrivals.shape != (len(workload),):
+        raise ValueError(f"{arrivals.size} arrivals for {len(workload)} requests")
+    wrong = ~(np.isfinite(arrivals) & (np.diff(arrivals, prepend=0.0) >= 0))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(f"arrivals are in order and from 0 on, request {i} comes at {arrivals[i]}")
+    return arrivals.tolist()
 
 
 def _submit_all(policy, workload, limits, declared, samples, memory):
@@ -160,8 +180,9 @@ def _submit_all(policy, workload, limits, declared, samples, memory):
     declared = _declared(declared, len(prompts))
     refusals, room = {}, None
     most = replace(limits, declared=max(declared, default=0))
-    # where room is taken for what is stored: if the largest request fits, all do
-    if prompts and (not policy.grows or submit(policy, max(prompts), most, samples)):
+    # where room is taken for what is stored: if the longest prompt fits, all do. Not so for groups,
+    # which share more of a longer prompt
+    if prompts and (not policy.grows or samples > 1 or submit(policy, max(prompts), most, samples)):
         kinds = list(zip(prompts, declared, strict=True))
         limits_of = {tokens: replace(limits, declared=tokens) for tokens in set(declared)}
         blocks, reasons = {}, {}
@@ -182,6 +203,8 @@ def _declared(declared, num_requests):
     if not isinstance(declared, Sequence | np.ndarray):
         return [_whole("declared", declared)] * num_requests
     declared = [_whole("declared", tokens) for tokens in declared]
+    if min(declared, default=0) < 0:
+        raise ValueError(f"declared is an int of at least 0, got {min(declared)}")
     if len(declared) != num_requests:
         raise ValueError(f"{len(declared)} declared limits for {num_requests} requests")
     return declared
@@ -195,10 +218,10 @@ def _refuse_region(blocks, limits, memory):
     return None
 
 
-def _too_small(tokens, limits):
-    """Why a sequence that ran alone with `tokens` stored could not go on."""
-    needed = blocks_needed(tokens + 1, limits.block_size)
-    return f"cache too small: needs {needed} blocks, the pool has {limits.num_blocks}"
+def _too_small(jobs, i, tokens):
+    """Why a request that ran alone with `tokens` stored could not go on."""
+    needed = jobs.blocks(i, tokens + 1)
+    return f"cache too small: needs {needed} blocks, the pool has {jobs.limits.num_blocks}"
 
 
 def _result(jobs, counts, refusals, recompute_steps):

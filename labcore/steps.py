@@ -5,7 +5,8 @@ One step is, in this order:
 1. Admit from the head of the queue while it may enter; the head blocks the rest.
 2. Each running sequence, in order of admission, makes room for one more token. While none is free
    a victim is preempted: it gives its blocks back, keeps its tokens, and waits at the head of the
-   queue.
+   queue. Those whose prompt is being computed go first; else two could send each other away for
+   ever, and no token be stored.
 3. Every sequence that still runs stores one token. Under a token budget only those do whose prompt
    has been computed; what is left of the budget goes to the prompts of the others, in order.
 4. Measure. Then those that have reached their length leave.
@@ -18,6 +19,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -70,7 +72,7 @@ class Counts:
     history: History | None = None
     # by the step loop only
     seconds: float = 0.0
-    recomputed_tokens: int = 0  # of victims that came back, swapped ones excepted
+    recomputed_tokens: int = 0  # computed and lost by victims that were not swapped
     swaps: int = 0
     stored: int | None = None  # tokens, summed over all steps
     held_blocks: int = 0  # summed over all steps
@@ -195,18 +197,20 @@ class StepLoop:
         self.counts.stored, max_steps = 0, self.jobs.max_steps
         if budget := self.costs.token_budget:  # a victim's prompt takes steps once more
             max_steps *= 2 + max(self.jobs.lengths, default=0) // budget
+        charged = 0  # preemptions that a step has been charged for
         while self.coming or self.waiting or self.running:
             if self.counts.steps >= max_steps:
                 raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
             self.arrive()
             self.admit()
-            preempted = self.counts.preemptions
             for sequence in self.running.copy():
                 # else it was preempted a moment ago, or has its prompt to compute first
                 if sequence.index in self.blocks and sequence.computed == sequence.stored:
                     self.make_room(sequence)
             if self.running:  # else the last one has ended for want of a block: let the next one in
-                self.step(self.counts.preemptions - preempted)
+                preemptions = self.counts.preemptions
+                self.step(preemptions - charged)
+                charged = preemptions
 
     def arrive(self) -> None:
         """Queue who has come by now; where nobody is there, wait for the next."""
@@ -246,12 +250,12 @@ class StepLoop:
             self.host_free += sequence.swapped
             sequence.swapped, sequence.computed = 0, sequence.stored
             return
-        sequence.computed = 0 if self.costs.token_budget else sequence.stored
+        if self.costs.token_budget:
+            sequence.computed = 0
+            return
+        sequence.computed = sequence.stored
         if sequence.was_preempted:
-            tokens = self.jobs.stored(sequence.index, sequence.stored)
-            self.counts.recomputed_tokens += tokens
-            if not self.costs.token_budget:
-                self.counts.seconds += tokens / recovery.prefill_rate
+            self.counts.seconds += self.computed_tokens(sequence) / recovery.prefill_rate
 
     def make_room(self, sequence: Job) -> None:
         """Take the block that one more token needs, if it needs one; preempt while none is free."""
@@ -262,7 +266,8 @@ class StepLoop:
                 self.counts.ended_early[i] = sequence.stored
                 self.leave(sequence)
                 return
-            victim = self.victim(tuple(self.running))
+            unready = [s for s in self.running if s.computed < s.stored]
+            victim = self.victim(tuple(unready or self.running))
             if not any(victim is other for other in self.running):
                 raise ValueError(
                     f"a victim is one of the {len(self.running)} that run, got {victim!r}"
@@ -281,15 +286,25 @@ class StepLoop:
         if counts.history:
             counts.history.victims.append((counts.steps, i))
         whole = victim.computed == victim.stored and self.jobs.samples == 1
-        if whole and self.blocks[i] <= self.host_free:
-            victim.swapped = self.blocks[i]
+        used = self.jobs.blocks(
+            i, victim.stored
+        )  # a block taken ahead and still empty stays behind
+        if whole and used <= self.host_free:
+            victim.swapped = used
             self.host_free -= victim.swapped
             counts.swaps += 1
             counts.seconds += victim.swapped * recovery.block_seconds
+        else:
+            counts.recomputed_tokens += self.computed_tokens(victim)
         victim.was_preempted = True
         self.calm_since = counts.steps
         self.leave(victim)
         self.waiting.appendleft(victim)
+
+    def computed_tokens(self, sequence: Job) -> int:
+        """What it takes to compute a request's tokens: its prompt once, each sample's answer."""
+        answer = max(0, sequence.computed - sequence.prompt)
+        return sequence.computed + (self.jobs.samples - 1) * answer
 
     def leave(self, sequence: Job) -> None:
         """Give back all blocks of a running sequence."""
@@ -314,7 +329,10 @@ class StepLoop:
         held = jobs.limits.num_blocks - self.free
         counts.held_blocks += held
         counts.waiting_free += self.free * (waiting > 0)
-        counts.seconds += self.costs.step(stored, computed) * (1 + self.charge * preempted)
+        seconds = self.costs.step(stored, computed)
+        if not 0 <= seconds < inf:
+            raise ValueError(f"a step takes a finite time, at least 0, got {seconds} seconds")
+        counts.seconds += seconds * (1 + self.charge * preempted)
         for sequence in self.running.copy():
             if sequence.computed == sequence.stored:
                 waited = counts.seconds - sequence.arrival

@@ -1,6 +1,7 @@
 """Blocks of preempted sequences in the host's memory, until there is room on the device again."""
 
 from collections.abc import Hashable
+from itertools import chain
 
 import torch
 
@@ -20,9 +21,8 @@ class HostPool:
     def __init__(self, kv: PagedKV, num_blocks: int) -> None:
         self.kv, self.allocator = kv, BlockAllocator(num_blocks)
         shape = (len(kv.keys), num_blocks, *kv.keys.shape[2:])
-        pinned = kv.keys.is_cuda
-        self.keys = torch.empty(shape, dtype=kv.keys.dtype, pin_memory=pinned)
-        self.values = torch.empty(shape, dtype=kv.keys.dtype, pin_memory=pinned)
+        self.keys = torch.empty(shape, dtype=kv.keys.dtype)
+        self.values = torch.empty(shape, dtype=kv.keys.dtype)
         self.tables: dict[Hashable, list[int]] = {}
         self.num_tokens: dict[Hashable, int] = {}
 
@@ -31,21 +31,23 @@ class HostPool:
         return len(self._used(seq_id)) <= self.allocator.num_free
 
     def swap_out(self, seq_id: Hashable) -> None:
-        """Move a sequence from the device to here. Raises OutOfBlocks, KeyError.
+        """Move a sequence from the device to here.
 
-        Cost: the bytes of its blocks on the link, once.
+        Cost: the bytes of its blocks on the link, once. Raises OutOfBlocks, KeyError, and
+        ValueError if another one of that name is here.
         """
-        used = self._used(seq_id)
+        if seq_id in self.tables:
+            raise ValueError(f"sequence {seq_id!r} is in the host's memory already")
+        used, num_tokens = self._used(seq_id), self.kv.tables.num_tokens(seq_id)
         table = self.allocator.allocate_many(len(used))
         try:
             for here, there in ((self.keys, self.kv.keys), (self.values, self.kv.values)):
                 here[:, table] = there[:, used].cpu()
-        except BaseException:
-            self.allocator.free_many(table)
+            self.kv.tables.drop(seq_id)
+        except BaseException:  # Ctrl-C, say: it stays where it is
+            self.allocator.free_many(reversed(table))
             raise
-        self.num_tokens[seq_id] = self.kv.tables.num_tokens(seq_id)
-        self.tables[seq_id] = table
-        self.kv.tables.drop(seq_id)
+        self.tables[seq_id], self.num_tokens[seq_id] = table, num_tokens
 
     def can_return(self, seq_id: Hashable, lookahead: int = 0) -> Admission:
         """Whether it fits on the device now with `lookahead` more tokens, or ever. KeyError."""
@@ -56,7 +58,7 @@ class HostPool:
         return Admission.OK if needed <= allocator.num_free else Admission.LATER
 
     def swap_in(self, seq_id: Hashable) -> None:
-        """Move it back. Raises OutOfBlocks, KeyError, ValueError if the device has such a one."""
+        """Move it back. Raises OutOfBlocks, KeyError, ValueError if the device has one so named."""
         table, tables = self.tables[seq_id], self.kv.tables
         tables.add(seq_id, self.num_tokens[seq_id])
         try:
@@ -70,8 +72,17 @@ class HostPool:
 
     def forget(self, seq_id: Hashable) -> None:
         """Give up what is stored here of a sequence. Raises KeyError."""
-        self.allocator.free_many(self.tables.pop(seq_id))
+        self.allocator.free_many(reversed(self.tables.pop(seq_id)))
         del self.num_tokens[seq_id]
+
+    def check_invariants(self) -> None:
+        """Assert that each block here is free or one sequence's, and that tables fit lengths."""
+        self.allocator.check_invariants()
+        held = list(chain.from_iterable(self.tables.values()))
+        assert len(held) == len(set(held)), self.tables
+        assert len(held) + self.allocator.num_free == self.allocator.num_blocks, self.tables
+        for seq_id, table in self.tables.items():
+            assert len(table) == blocks_needed(self.num_tokens[seq_id], self.kv.tables.block_size)
 
     def _used(self, seq_id):
         """The device's blocks that hold a token; reserved ones stay behind."""
