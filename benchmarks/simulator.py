@@ -9,13 +9,31 @@ import resource
 from statistics import median
 from time import perf_counter
 
-from labcore.admission import Limits, fewest_generated, paged, reserve_limit, reserve_max
+from labcore.admission import (
+    Limits,
+    decaying_ratio,
+    expect_like_others,
+    fewest_generated,
+    future_peak,
+    least_computed,
+    lowest_priority,
+    newest,
+    oldest,
+    oracle,
+    paged,
+    reserve_limit,
+    reserve_max,
+    reserve_power_of_2,
+)
+from labcore.contiguous import Buddy, FirstFit
+from labcore.costs import Costs, Recovery, Roofline
 from labcore.simulator import simulate
 from labcore.timing import bench, machine, ratio
 from labcore.workloads import SHAPES, draw
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 2_048
 GOAL = 15
+MOST_SECONDS = 5  # for 3,000 requests, whatever the rule
 
 
 def lean_loop(requests, headroom):
@@ -93,6 +111,53 @@ def once(call):
     return result, perf_counter() - start
 
 
+def runs(workload):
+    """Every policy, every victim and every price: what `simulate` is given, by name."""
+    kept_free = {"policy": paged, "watermark": 0.05}
+    roofline = Roofline(14e9, 524_288, 2e12, 14e9, 300e12)  # a 7B model in 16 bits
+    recovery = Recovery(prefill_rate=20_000, host_blocks=1_000, block_seconds=0.0003)
+    return {
+        "reserve_max": {"policy": reserve_max},
+        "reserve_limit": {"policy": reserve_limit},
+        "reserve_power_of_2": {"policy": reserve_power_of_2, "declared": workload.outputs},
+        "paged, 5%": kept_free,
+        "paged, 0%": {"policy": paged},
+        "decaying_ratio": {"policy": decaying_ratio()},
+        "future_peak, expect_declared": {"policy": future_peak()},
+        "future_peak, expect_like_others": {"policy": future_peak(expect_like_others())},
+        "oracle": {"policy": oracle(workload.outputs)},
+        "paged, newest, in seconds": {"policy": paged, "victim": newest, "costs": Costs()},
+        "paged, oldest": {"policy": paged, "victim": oldest},
+        "paged, fewest_generated": {"policy": paged, "victim": fewest_generated},
+        "paged, least_computed": {"policy": paged, "victim": least_computed},
+        "paged, lowest_priority": {
+            "policy": paged,
+            "victim": lowest_priority([i % 3 for i in range(len(workload))]),
+        },
+        "reserve_limit, first fit": {"policy": reserve_limit, "memory": FirstFit},
+        "reserve_limit, buddies": {"policy": reserve_limit, "memory": Buddy},
+        "paged, roofline and swap": kept_free | {"costs": Costs(roofline, recovery)},
+        "paged, 512 tokens a step": kept_free | {"costs": Costs(roofline, token_budget=512)},
+        "paged, groups of 4": kept_free | {"samples": 4},
+    }
+
+
+def requests_per_second(num_requests=3_000):
+    """Print a row for each of `runs`: requests a second, on chat and on long answers."""
+    workloads = [draw(name, num_requests) for name in ("chat", "long_answer")]
+    print(f"\nRequests a second, {num_requests:,} requests; goal: at most {MOST_SECONDS} s a run")
+    print(f"{'':32} {'chat':>10} {'long_answer':>12}")
+    slowest = 0
+    for label in runs(workloads[0]):
+        rates = []
+        for workload in workloads:
+            _, seconds = once(lambda w=workload, name=label: simulate(workload=w, **runs(w)[name]))
+            rates.append(num_requests / seconds)
+            slowest = max(slowest, seconds)
+        print(f"{label:32} {rates[0]:10,.0f} {rates[1]:12,.0f}")
+    print(f"The slowest run took {slowest:.1f} s")
+
+
 def main():
     print(machine())
     print(f"\nPaged, 3,000 requests; goal on chat at 5%: at least {GOAL} times")
@@ -101,20 +166,7 @@ def main():
         for watermark in (0.05, 0.0):
             compare(name, watermark)
 
-    print("\nRequests a second, chat, 3,000 requests")
-    for label, policy, settings in (
-        ("reserve_max", reserve_max, {}),
-        ("reserve_limit", reserve_limit, {}),
-        ("paged, 5%", paged, {"watermark": 0.05}),
-        (
-            "paged, 5%, fewest generated (step loop)",
-            paged,
-            {"watermark": 0.05, "victim": fewest_generated},
-        ),
-    ):
-        workload = draw("chat")
-        _, seconds = once(lambda p=policy, s=settings, w=workload: simulate(p, w, **s))
-        print(f"{label:40} {3_000 / seconds:10,.0f}")
+    requests_per_second()
 
     print("\nTen times the requests, chat at 5%; goal: at most 12 times as long")
     small, large = draw("chat", 30_000), draw("chat", 300_000)

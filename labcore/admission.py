@@ -1,9 +1,11 @@
 """Who may come in, and who must go: the decisions of a server with a fixed pool of blocks.
 
 A policy sees what a server sees: the tokens of the prompt, the tokens stored so far, the limit
-that the request declared and the maximum context. It never sees how long the answer will be.
+that the request declared and the maximum context. It never sees how long the answer will be; only
+what is named oracle does.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,11 +13,13 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil
 
+import numpy as np
+
 from labcore.blocks import blocks_needed
 
 
 class Admission(Enum):
-    """The answer to a request: it comes in, it waits, or it can never be served. Built in: ch08"""
+    """The answer to a request: it comes in, it waits, or it can never be served. Built in: ch08a"""
 
     OK = "ok"
     LATER = "later"
@@ -24,7 +28,7 @@ class Admission(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server knows of its memory and of its clients. Built in: ch08
+    """What a server knows of its memory and of its clients. Built in: ch08a
 
     `num_blocks` blocks of `block_size` tokens; `declared`, the output limit that each request
     states, and `max_context`, the most tokens a sequence can have; `watermark`, the fraction of
@@ -61,12 +65,14 @@ class Policy:
     request comes in, or comes back with `stored` tokens. Where `grows` is true, more blocks are
     taken one by one as tokens are stored; else the room stays as it is, and a sequence that
     outgrows it stores on, which is an overrun. A longer prompt never needs less room.
-    Built in: ch07
+    `admits(request, server, limits)`, if there is one, decides instead of the watermark whether a
+    request whose blocks are free may take them.  Built in: ch07
     """
 
     name: str
     set_aside: Callable
     grows: bool
+    admits: Callable | None = None
 
 
 def room_for_maximum(prompt: int, stored: int, limits: Limits) -> int:
@@ -77,6 +83,12 @@ def room_for_maximum(prompt: int, stored: int, limits: Limits) -> int:
 def room_for_declared(prompt: int, stored: int, limits: Limits) -> int:
     """Room for the prompt and the output limit that the request declares. Built in: ch07"""
     return min(prompt + limits.declared, limits.max_context)
+
+
+def room_for_power_of_2(prompt: int, stored: int, limits: Limits) -> int:
+    """Room for the prompt and the next power of two from the declared limit. Built in: ch08b"""
+    power = 1 << max(limits.declared - 1, 0).bit_length()
+    return min(prompt + power, limits.max_context)
 
 
 def room_for_stored(prompt: int, stored: int, limits: Limits) -> int:
@@ -90,23 +102,48 @@ reserve_max = Policy("reserve_max", room_for_maximum, grows=False)
 #: TensorRT-LLM's default (no request is ever evicted). Left out: its rounding and chunked prefill.
 #: Built in: ch07
 reserve_limit = Policy("reserve_limit", room_for_declared, grows=False)
+#: Orca's Pow2 in the PagedAttention paper, which rounds the output up as this does the declared
+#: limit. Left out: its buddy allocator (`labcore.contiguous`). Built in: ch08b
+reserve_power_of_2 = Policy("reserve_power_of_2", room_for_power_of_2, grows=False)
 #: vLLM: v0 with a watermark of 0.01, v1 with none, and one again since June 2026 (PR #44594).
 #: Left out: prefix sharing, chunked prefill, the limit on tokens a step. Built in: ch07
 paged = Policy("paged", room_for_stored, grows=True)
 
 
-def submit(policy: Policy, prompt: int, limits: Limits) -> str | None:
+def group_blocks(prompt: int, tokens: int, samples: int, block_size: int) -> int:
+    """The blocks of `samples` sequences of `tokens` tokens each that share a prompt. O(1).
+
+    Full blocks of the prompt are shared; past the prompt, each has its own copy of the rest.
+    Built in: ch08a
+    """
+    needed = blocks_needed(tokens, block_size)
+    if samples == 1 or tokens <= prompt:
+        return needed
+    shared = prompt // block_size
+    return shared + samples * (needed - shared)
+
+
+def group_tokens(prompt: int, tokens: int, samples: int, block_size: int) -> int:
+    """The slots of such a group that hold a token: shared ones count once. O(1).  Given."""
+    if samples == 1 or tokens <= prompt:
+        return tokens
+    shared = prompt // block_size * block_size
+    return shared + samples * (tokens - shared)
+
+
+def submit(policy: Policy, prompt: int, limits: Limits, samples: int = 1) -> str | None:
     """Why a request can never be served under a policy, with the numbers, or None. O(1).
 
-    A request may need min(prompt + declared, max_context) tokens; if those, or what the policy sets
-    aside, take more blocks than the pool has, it would wait for ever. Built in: ch08
+    A request may need min(prompt + declared, max_context) tokens for each of its samples; if those,
+    or what the policy sets aside, take more blocks than the pool has, it would wait for ever.
+    Built in: ch08a
     """
     if prompt >= limits.max_context:
         return f"a prompt of {prompt} tokens leaves no room in a context of {limits.max_context}"
     tokens = max(
         room_for_declared(prompt, prompt, limits), policy.set_aside(prompt, prompt, limits)
     )
-    needed = blocks_needed(tokens, limits.block_size)
+    needed = group_blocks(prompt, tokens, samples, limits.block_size)
     if needed > limits.num_blocks:
         return f"needs {needed} blocks, the pool has {limits.num_blocks}"
     return None
@@ -116,7 +153,7 @@ def has_room(needed: int, num_free: int, num_running: int, limits: Limits) -> bo
     """Whether a request that takes `needed` blocks may come in now.
 
     Afterwards at least the watermark's blocks must be free. That headroom is for the growth of what
-    runs already, so it is waived when nothing runs. Built in: ch08
+    runs already, so it is waived when nothing runs. Built in: ch08a
     """
     headroom = limits.headroom if num_running else 0
     return num_free - needed >= headroom
@@ -128,7 +165,7 @@ def admit(
     """The answer to a request that has `stored` tokens (its prompt, or more if it was preempted).
 
     Never on part of what it needs: a preempted sequence comes back only when all of it fits.
-    Built in: ch08
+    Built in: ch08a
     """
     if submit(policy, prompt, limits) is not None:
         return Admission.NEVER
@@ -138,19 +175,128 @@ def admit(
 
 @dataclass(slots=True)
 class Resident:
-    """A running sequence as a policy sees it: its place in the order of arrival, its tokens.
+    """A sequence as a policy sees it: its place in the order of arrival, its tokens.
 
-    Given.
+    `declared` is the output limit that the request states.  Given.
     """
 
     index: int
     prompt: int
     stored: int
+    declared: int = 512
 
     @property
     def generated(self) -> int:
         """Tokens of the answer that are stored."""
         return self.stored - self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as an admission rule sees it.
+
+    The sequences that run, in order of admission; free blocks; steps since the last preemption, or
+    since the start; the lengths of the answers that have ended, in order of length.  Given.
+    """
+
+    running: Sequence[Resident]
+    num_free: int
+    calm_steps: int = 0
+    answer_lengths: Sequence[int] = ()
+
+
+def may_enter(
+    policy: Policy, request: Resident, needed: int, server: Server, limits: Limits
+) -> bool:
+    """Whether a request that takes `needed` blocks may come in now, by the rule of its policy.
+
+    When nothing runs, whatever fits comes in: nobody will ever leave to make it fit better.
+    Built in: ch08a
+    """
+    if policy.admits is None:
+        return has_room(needed, server.num_free, len(server.running), limits)
+    if needed > server.num_free:
+        return False
+    return not server.running or policy.admits(request, server, limits)
+
+
+def decaying_ratio(start: float = 0.7, factor: float = 0.14, steps: int = 600) -> Policy:
+    """SGLang's rule: a fraction of what the running have declared counts as taken.
+
+    The newcomer counts in full. The fraction falls from `start` to `factor` times that over `steps`
+    steps without a preemption. SGLang (PRs #708, #1811; v0.4 and later); left out: after a
+    preemption it estimates the fraction from what has been generated, here it is `start` again.
+    Built in: ch08b
+    """
+    if not (0 <= start <= 1 and 0 <= factor <= 1 and steps >= 1):
+        raise ValueError(f"two fractions and a number of steps, got {start}, {factor}, {steps}")
+
+    def admits(request, server, limits):
+        decay = (1 - factor) * min(1, server.calm_steps / steps)
+        ratio = start * (1 - decay)
+        taken = sum(ratio * max(0, r.declared - r.generated) for r in server.running)
+        wanted = request.stored + max(0, request.declared - request.generated)
+        return wanted + taken <= server.num_free * limits.block_size
+
+    return Policy("decaying_ratio", room_for_stored, True, admits)
+
+
+def expect_declared(request: Resident, server: Server, limits: Limits) -> int:
+    """The tokens still to come if an answer is as long as its request declares. Built in: ch08b"""
+    return max(1, min(request.declared, limits.max_context - request.prompt) - request.generated)
+
+
+def expect_like_others(quantile: float = 0.9) -> Callable:
+    """Of the answers that have ended, only the longer ones count: a quantile of their lengths.
+
+    While nothing longer has ended, what is declared counts. Raises ValueError for a quantile
+    outside 0 to 1. Built in: ch08b
+    """
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"a quantile is between 0 and 1, got {quantile}")
+
+    def expect(request, server, limits):
+        lengths, generated = server.answer_lengths, request.generated
+        shorter = bisect_right(lengths, generated)
+        if shorter == len(lengths):
+            return expect_declared(request, server, limits)
+        return lengths[shorter + int(quantile * (len(lengths) - 1 - shorter))] - generated
+
+    return expect
+
+
+def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -> Policy:
+    """LightLLM's rule: let in whom the pool can hold at its fullest moment to come.
+
+    `expect(request, server, limits)` says how many tokens a sequence will still store. The pool is
+    fullest just before somebody ends: then all who go on have grown as much as he has. Cost:
+    O(running squared), in numpy. Gong et al. 2025, "Past-Future Scheduler" (LightLLM); left out: it
+    samples lengths where a quantile is taken here. Built in: ch08b
+    """
+
+    def admits(request, server, limits):
+        everybody = [*server.running, request]
+        left = np.array([expect(r, server, limits) for r in everybody])
+        stored = np.array([r.stored for r in everybody])
+        blocks = blocks_needed(stored + left[:, None], limits.block_size)  # when row's r ends
+        there = left >= left[:, None]
+        return int((blocks * there).sum(axis=1).max()) <= limits.num_blocks
+
+    return Policy(name, room_for_stored, True, admits)
+
+
+def oracle(outputs: Sequence[int]) -> Policy:
+    """`future_peak` for somebody who knows how long each answer will be. Nobody does.
+
+    `outputs` has the tokens of each request's answer, by its place in the order of arrival; raises
+    ValueError where it has none. Built in: ch08b
+    """
+
+    def expect(request, server, limits):
+        length = int(_of_request(outputs, request.index, "outputs"))
+        return min(length, limits.max_context - request.prompt) - request.generated
+
+    return future_peak(expect, "oracle")
 
 
 def newest(running: Sequence[Resident]) -> Resident:
@@ -165,6 +311,43 @@ def newest(running: Sequence[Resident]) -> Resident:
 def fewest_generated(running: Sequence[Resident]) -> Resident:
     """The victim has the fewest generated tokens; among equals the later arrival goes. O(n).
 
-    Built in: ch08
+    Built in: ch08a
     """
     return min(running, key=lambda sequence: (sequence.generated, -sequence.index))
+
+
+def oldest(running: Sequence[Resident]) -> Resident:
+    """The victim is the sequence that was admitted first. O(1). Built in: ch08b"""
+    return running[0]
+
+
+def least_computed(running: Sequence[Resident]) -> Resident:
+    """The victim has the fewest stored tokens; among equals the later arrival goes. O(n).
+
+    Proposed for vLLM (#54644). Built in: ch08b
+    """
+    return min(running, key=lambda sequence: (sequence.stored, -sequence.index))
+
+
+def lowest_priority(classes: Sequence[int]) -> Callable:
+    """The victim is of the largest class, and there the later arrival: 0 is served best.
+
+    `classes` has each request's class, by its place in the order of arrival; raises ValueError
+    where it has none. vLLM's priority scheduling; left out: it also sorts the queue.
+    Built in: ch08b
+    """
+
+    def class_of(sequence):
+        return _of_request(classes, sequence.index, "classes"), sequence.index
+
+    def victim(running):
+        return max(running, key=class_of)
+
+    return victim
+
+
+def _of_request(values, index, name):
+    """What a list says of one request."""
+    if index >= len(values):
+        raise ValueError(f"{len(values)} {name} say nothing of request {index}")
+    return values[index]

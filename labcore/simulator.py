@@ -1,18 +1,21 @@
-"""How many sequences fit: a saturated server that gives every running sequence one token a step.
+"""How many sequences fit: a server that gives every running sequence one token a step.
 
-It is a model of an allocator, not of a server: prompts cost no time, every request is there from
-the start, and a preemption is charged as a flat number of steps. What a step does is told in
-`labcore.steps`. `simulate` takes the fast way of `labcore.phases` where that is exact.
+It is a model of an allocator first: unless `labcore.costs` says otherwise prompts cost no time,
+every request is there from the start, and a preemption is charged as a flat number of steps. What a
+step does is told in `labcore.steps`. `simulate` takes the fast way of `labcore.phases` where that
+is exact.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from numbers import Integral
 
 import numpy as np
 
 from labcore.admission import Limits, Policy, newest, submit
 from labcore.blocks import blocks_needed
+from labcore.costs import Costs
 from labcore.phases import PhaseLoop
 from labcore.steps import Counts, History, Jobs, StepLoop, Victim
 from labcore.workloads import Workload, draw, from_pairs
@@ -26,7 +29,12 @@ class SimulationResult:
     are those of victims that had stored nothing since they came in. `utilization` is stored / set
     aside, `waste` unused / set aside, `waste_of_used` unused / stored, in tokens. `mean_resident`
     is over the steps in which a request waits (all, if none ever does). `refusals` gives a reason
-    for each refused request; `overruns` counts sequences that outgrew their reservation. Given.
+    for each refused request; `overruns` counts sequences that outgrew their reservation.
+
+    Where the step loop ran: `seconds`, by `Costs`; `recomputed_tokens`, computed and then lost by a
+    victim; `swaps` of victims whose blocks were copied out; `unreserved`, the part of the pool that
+    nobody held while a request waited; `first_token`, the seconds from arrival to each request's
+    first token. Elsewhere these are None. Given.
     """
 
     steps: int
@@ -43,11 +51,26 @@ class SimulationResult:
     overruns: int
     refusals: dict[int, str]
     history: History | None = None
+    seconds: float | None = None
+    recomputed_tokens: int | None = None
+    swaps: int | None = None
+    unreserved: float | None = None
+    first_token: dict[int, float] | None = field(default=None, repr=False)
 
     @property
     def refused(self) -> int:
         """How many requests were refused, at submission or alone in a pool too small."""
         return len(self.refusals)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens of what has finished, a second: what clients got.
+
+        Raises ValueError for a run without seconds.
+        """
+        if self.seconds is None:
+            raise ValueError("the fast way counts no seconds: simulate with costs")
+        return self.output_tokens / self.seconds if self.output_tokens else 0.0
 
 
 def simulate(
@@ -57,101 +80,175 @@ def simulate(
     block_size: int | None = None,
     watermark: float = 0.0,
     *,
-    declared: int = 512,
+    declared: int | Sequence[int] = 512,
     max_context: int = 1_024,
     victim: Victim = newest,
     recompute_steps: int = 4,
     seed: int = 0,
     history: bool = False,
+    costs: Costs | None = None,
+    arrivals: bool = False,
+    samples: int = 1,
+    memory: Callable | None = None,
 ) -> SimulationResult:
     """Run a workload under a policy on `budget` tokens of KV cache, in blocks of `block_size`.
 
     `workload` is a name (3,000 requests drawn with `seed`), a `Workload`, or (prompt, output)
     pairs; all requests wait from the start, in order. `block_size` is by default 16 where blocks
-    are taken on demand and 1 where room is reserved. A sequence ends at `max_context` tokens if
-    not before. The same arguments give the same result. Cost: see `labcore.phases`; with another
-    victim than the newest, or a history, O(running) a step. Raises ValueError for settings and
-    requests that cannot be. Built in: ch07
+    are taken on demand and 1 where room is reserved. `declared` is the output limit of all
+    requests, or one for each. A sequence ends at `max_context` tokens if not before.
+
+    With `costs` a run has seconds; with `arrivals` requests come when the workload says. Each
+    request is answered by `samples` sequences that share its prompt, admitted and preempted as one.
+    `memory`, `FirstFit` or `Buddy` of labcore.contiguous, gives a reservation in one piece. The
+    same arguments give the same result. Cost: see `labcore.phases`; with any of these four, another
+    victim than the newest, a policy with a rule of its own, or a history, O(running) a step. Raises
+    ValueError for settings and requests that cannot be. Built in: ch07
     """
     if block_size is None:
         block_size = 16 if policy.grows else 1
-    limits = _limits(
-        watermark, budget=budget, block_size=block_size, declared=declared, max_context=max_context
-    )
-    if not recompute_steps >= 0:
-        raise ValueError(f"a preemption costs at least 0 steps, got {recompute_steps}")
+    limits = _limits(budget, block_size, max_context, watermark)
     if isinstance(workload, str):
         workload = draw(workload, seed=seed, max_context=limits.max_context)
     elif not isinstance(workload, Workload):
         workload = from_pairs(workload)
-    if policy.grows and policy.set_aside(1, 2, limits) != 2:
-        raise ValueError(f"{policy.name} grows, so it sets aside what is stored and no more")
+    come = _arrivals(workload) if arrivals else None
+    _check(policy, limits, recompute_steps, samples, memory)
     if not policy.grows:  # what is set aside never grows, so there is nothing to keep headroom for
         limits = replace(limits, watermark=0.0)
-    jobs, refusals = _submit_all(policy, workload, limits)
+    jobs, refusals = _submit_all(policy, workload, limits, declared, samples, memory)
+    jobs = replace(jobs, arrivals=come)
     counts = Counts(history=History() if history else None)
-    loop = PhaseLoop(jobs, counts) if victim is newest else StepLoop(jobs, counts, victim)
+    rules = victim is not newest or policy.admits is not None
+    if rules or arrivals or samples > 1 or memory is not None or costs is not None:
+        region = memory and memory(limits.num_blocks * limits.block_size)
+        loop = StepLoop(jobs, counts, victim, costs, region, recompute_steps)
+    else:
+        loop = PhaseLoop(jobs, counts)
     loop.run()
-    refusals |= {i: _too_small(tokens, limits) for i, tokens in counts.ended_early.items()}
+    refusals |= {i: _too_small(jobs, i, tokens) for i, tokens in counts.ended_early.items()}
     return _result(jobs, counts, refusals, recompute_steps)
 
 
-def _limits(watermark, **sizes):
-    """The limits of a run, in Python's own integers: NumPy's may overflow without a word."""
-    for name, value in sizes.items():
-        if not isinstance(value, Integral):
-            raise ValueError(f"{name} is a whole number of tokens, got {value!r}")
-    budget, block_size, declared, max_context = map(int, sizes.values())
+def _whole(name, value):
+    """Python's own integer: NumPy's may overflow without a word."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} is a whole number of tokens, got {value!r}")
+    return int(value)
+
+
+def _limits(budget, block_size, max_context, watermark):
+    budget, block_size = _whole("budget", budget), _whole("block_size", block_size)
     if not 1 <= block_size <= budget:
         raise ValueError(f"a budget of {budget} tokens holds no block of {block_size}")
-    return Limits(budget // block_size, block_size, declared, max_context, watermark)
+    max_context = _whole("max_context", max_context)
+    return Limits(budget // block_size, block_size, 0, max_context, watermark)
 
 
-def _submit_all(policy, workload, limits):
+def _check(policy, limits, recompute_steps, samples, memory):
+    if not 0 <= recompute_steps < inf:
+        raise ValueError(f"a preemption costs at least 0 steps, got {recompute_steps}")
+    if policy.grows and policy.set_aside(1, 2, limits) != 2:
+        raise ValueError(f"{policy.name} grows, so it sets aside what is stored and no more")
+    if policy.grows and memory is not None:
+        raise ValueError(f"{policy.name} grows, and a region of contiguous memory does not")
+    if not isinstance(samples, Integral) or samples < 1:
+        raise ValueError(f"samples is a whole number, at least 1, got {samples!r}")
+    if samples > 1 and not policy.grows:
+        raise ValueError(f"under {policy.name}, {samples} samples cannot share blocks")
+
+
+def _arrivals(workload):
+    """The seconds at which requests come."""
+    if workload.arrivals is None:
+        raise ValueError(f"nothing is known of the arrivals of {workload.name}")
+    arrivals = np.asarray(workload.arrivals, dtype=float)
+    if arrivals.shape != (len(workload),):
+        raise ValueError(f"{arrivals.size} arrivals for {len(workload)} requests")
+    wrong = ~(np.isfinite(arrivals) & (np.diff(arrivals, prepend=0.0) >= 0))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(f"arrivals are in order and from 0 on, request {i} comes at {arrivals[i]}")
+    return arrivals.tolist()
+
+
+def _submit_all(policy, workload, limits, declared, samples, memory):
     """The jobs of a run, and the reason for each request that is refused at submission."""
     prompts = workload.prompts.tolist()
     longest = np.maximum(limits.max_context - workload.prompts, 0)  # a sum could overflow
     lengths = (workload.prompts + np.minimum(workload.outputs, longest)).tolist()
-    refusals = {}
-    # room for what is stored: if the longest prompt fits, all do
-    if prompts and (not policy.grows or submit(policy, max(prompts), limits)):
-        reasons = {prompt: submit(policy, prompt, limits) for prompt in set(prompts)}
-        refusals = {i: reasons[prompt] for i, prompt in enumerate(prompts) if reasons[prompt]}
+    declared = _declared(declared, len(prompts))
+    refusals, room = {}, None
+    most = replace(limits, declared=max(declared, default=0))
+    # where room is taken for what is stored: if the longest prompt fits, all do. Not so for groups,
+    # which share more of a longer prompt
+    if prompts and (not policy.grows or samples > 1 or submit(policy, max(prompts), most, samples)):
+        kinds = list(zip(prompts, declared, strict=True))
+        limits_of = {tokens: replace(limits, declared=tokens) for tokens in set(declared)}
+        blocks, reasons = {}, {}
+        for prompt, tokens in set(kinds):
+            own, kind = limits_of[tokens], (prompt, tokens)
+            blocks[kind] = blocks_needed(policy.set_aside(prompt, prompt, own), own.block_size)
+            reasons[kind] = submit(policy, prompt, own, samples)
+            reasons[kind] = reasons[kind] or _refuse_region(blocks[kind], own, memory)
+        refusals = {i: reasons[kind] for i, kind in enumerate(kinds) if reasons[kind]}
+        room = None if policy.grows else [blocks[kind] for kind in kinds]
     accepted = [i for i in range(len(prompts)) if i not in refusals]
-    room = None
-    if not policy.grows:
-        tokens = (policy.set_aside(prompt, prompt, limits) for prompt in prompts)
-        room = [blocks_needed(n, limits.block_size) for n in tokens]
-    return Jobs(policy, limits, prompts, lengths, accepted, room), refusals
+    jobs = Jobs(policy, limits, prompts, lengths, accepted, room, declared, samples=samples)
+    return jobs, refusals
 
 
-def _too_small(tokens, limits):
-    """Why a sequence that ran alone with `tokens` stored could not go on."""
-    needed = blocks_needed(tokens + 1, limits.block_size)
-    return f"cache too small: needs {needed} blocks, the pool has {limits.num_blocks}"
+def _declared(declared, num_requests):
+    """The output limit of each request."""
+    if not isinstance(declared, Sequence | np.ndarray):
+        return [_whole("declared", declared)] * num_requests
+    declared = [_whole("declared", tokens) for tokens in declared]
+    if min(declared, default=0) < 0:
+        raise ValueError(f"declared is an int of at least 0, got {min(declared)}")
+    if len(declared) != num_requests:
+        raise ValueError(f"{len(declared)} declared limits for {num_requests} requests")
+    return declared
+
+
+def _refuse_region(blocks, limits, memory):
+    """Why not even empty memory has such a region, or None."""
+    size, tokens = limits.num_blocks * limits.block_size, blocks * limits.block_size
+    if memory is not None and memory(size).allocate(tokens) is None:
+        return f"needs {tokens} tokens in one piece, no piece of {size} tokens is as large"
+    return None
+
+
+def _too_small(jobs, i, tokens):
+    """Why a request that ran alone with `tokens` stored could not go on."""
+    needed = jobs.blocks(i, tokens + 1)
+    return f"cache too small: needs {needed} blocks, the pool has {jobs.limits.num_blocks}"
 
 
 def _result(jobs, counts, refusals, recompute_steps):
-    """Ratios from closed forms: in any schedule, token k of a sequence is stored in one step."""
-    block_size = jobs.limits.block_size
+    """Ratios from closed forms where `labcore.phases` has summed nothing.
+
+    There, in any schedule, token k of a sequence is stored in one step.
+    """
+    block_size, samples = jobs.limits.block_size, jobs.samples
     served = np.array(jobs.accepted, dtype=np.int64)
     early = np.array(list(counts.ended_early), dtype=np.int64)
     first, last = np.array(jobs.prompts), np.array(jobs.lengths)
     last[early] = list(counts.ended_early.values())
     first, last, ended = first[served], last[served], np.isin(served, early)
-    stored = int((_sum_of_tokens(last) - _sum_of_tokens(first)).sum())
-    overruns = 0
-    if jobs.room is None:
-        blocks = int((_sum_of_blocks(last, block_size) - _sum_of_blocks(first, block_size)).sum())
-    else:
-        room = np.array(jobs.room)[served]
-        blocks = int((room * (last - first)).sum())
-        overruns = int((last > room * block_size).sum())
+    stored, blocks, overruns = counts.stored, counts.held_blocks, 0
+    if stored is None:
+        stored = int((_sum_of_tokens(last) - _sum_of_tokens(first)).sum())
+        sums = _sum_of_blocks(last, block_size) - _sum_of_blocks(first, block_size)
+        if jobs.room is not None:
+            sums = np.array(jobs.room)[served] * (last - first)
+        blocks = int(sums.sum())
+    if jobs.room is not None:
+        overruns = int((last > np.array(jobs.room)[served] * block_size).sum())
     set_aside = blocks * block_size
     unused = set_aside - stored
     waiting_steps = counts.waiting_steps or counts.steps
     residents = counts.waiting_residents if counts.waiting_steps else int((last - first).sum())
-    return SimulationResult(
+    result = SimulationResult(
         steps=counts.steps,
         charged_steps=counts.steps + recompute_steps * counts.preemptions,
         preemptions=counts.preemptions,
@@ -162,10 +259,20 @@ def _result(jobs, counts, refusals, recompute_steps):
         mean_resident=residents / max(waiting_steps, 1),
         peak_resident=counts.peak_resident,
         finished=counts.finished,
-        output_tokens=int((last - first)[~ended].sum()),
+        output_tokens=samples * int((last - first)[~ended].sum()),
         overruns=overruns,
         refusals=refusals,
         history=counts.history,
+    )
+    if counts.stored is None:
+        return result
+    return replace(
+        result,
+        seconds=counts.seconds,
+        recomputed_tokens=counts.recomputed_tokens,
+        swaps=counts.swaps,
+        unreserved=counts.waiting_free / max(counts.waiting_steps * jobs.limits.num_blocks, 1),
+        first_token=counts.first_token,
     )
 
 

@@ -1,26 +1,39 @@
-"""The plain way through a simulation: step by step, sequence by sequence, any victim.
+"""The plain way through a simulation: step by step, sequence by sequence, any rule, any price.
 
 One step is, in this order:
 
-1. Admit from the head of the queue while it fits; the head blocks the rest.
+1. Admit from the head of the queue while it may enter; the head blocks the rest.
 2. Each running sequence, in order of admission, makes room for one more token. While none is free
    a victim is preempted: it gives its blocks back, keeps its tokens, and waits at the head of the
-   queue.
-3. Every sequence that still runs stores one token.
+   queue. Those whose prompt is being computed go first; else two could send each other away for
+   ever, and no token be stored.
+3. Every sequence that still runs stores one token. Under a token budget only those do whose prompt
+   has been computed; what is left of the budget goes to the prompts of the others, in order.
 4. Measure. Then those that have reached their length leave.
 
 A sequence that is alone and finds no block ends as refused, and the next is let in within the same
 step: in every step somebody runs.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
-from labcore.admission import Limits, Policy, Resident, has_room
+from labcore.admission import (
+    Limits,
+    Policy,
+    Resident,
+    Server,
+    group_blocks,
+    group_tokens,
+    may_enter,
+)
 from labcore.blocks import blocks_needed
+from labcore.costs import Costs
 
 Victim = Callable[[Sequence[Resident]], Resident]
 
@@ -57,6 +70,14 @@ class Counts:
     peak_resident: int = 0
     ended_early: dict[int, int] = field(default_factory=dict)  # alone and refused: tokens stored
     history: History | None = None
+    # by the step loop only
+    seconds: float = 0.0
+    recomputed_tokens: int = 0  # computed and lost by victims that were not swapped
+    swaps: int = 0
+    stored: int | None = None  # tokens, summed over all steps
+    held_blocks: int = 0  # summed over all steps
+    waiting_free: int = 0  # free blocks, summed over the steps in which a request waits
+    first_token: dict[int, float] = field(default_factory=dict)  # seconds after its arrival
 
     def record(self, jobs: "Jobs", running: int, waiting: int, free: int, stored: int) -> None:
         """Write one step of the history, if one is kept."""
@@ -85,7 +106,9 @@ class Jobs:
 
     `prompts` and `lengths` hold tokens by request; a sequence ends at its length. `accepted` are
     the requests that were not refused. `room` holds the blocks that a reserving policy sets aside
-    for each request; it is None where blocks are taken as tokens are stored.
+    for each request; it is None where blocks are taken as tokens are stored. `declared` holds each
+    request's output limit, `arrivals` its seconds; where that is None all wait from the start.
+    Each request is a group of `samples` sequences that share their prompt's blocks.
     """
 
     policy: Policy
@@ -94,6 +117,9 @@ class Jobs:
     lengths: list[int]
     accepted: list[int]
     room: list[int] | None
+    declared: list[int] | None = None
+    arrivals: list[float] | None = None
+    samples: int = 1
 
     @property
     def max_steps(self) -> int:
@@ -108,61 +134,130 @@ class Jobs:
         return blocks_needed(np.array(tokens, dtype=np.int64), self.limits.block_size).tolist()
 
     def blocks(self, i: int, tokens: int) -> int:
-        """The blocks that request `i` holds while it runs with `tokens` stored. O(1)."""
-        return blocks_needed(tokens, self.limits.block_size) if self.room is None else self.room[i]
+        """The blocks that request `i` holds while its sequences have `tokens` stored each. O(1)."""
+        if self.room is not None:
+            return self.room[i]
+        return group_blocks(self.prompts[i], tokens, self.samples, self.limits.block_size)
+
+    def stored(self, i: int, tokens: int) -> int:
+        """The slots that hold a token then: shared ones count once. O(1)."""
+        return group_tokens(self.prompts[i], tokens, self.samples, self.limits.block_size)
+
+
+@dataclass(slots=True, eq=False)
+class Job(Resident):
+    """A request on its way through the step loop. Given.
+
+    `computed` tokens are in the cache; fewer than `stored` while its prompt is computed in pieces.
+    `started` with so many; `swapped` blocks lie in the host's memory.
+    """
+
+    arrival: float = 0.0
+    computed: int = 0
+    started: int = 0
+    swapped: int = 0
+    was_preempted: bool = False
 
 
 class StepLoop:
-    """One simulated run. Cost: O(running) a step, and what the victim's rule costs. Given."""
+    """One simulated run. Cost: O(running) a step, and what the rules cost. Given."""
 
-    def __init__(self, jobs: Jobs, counts: Counts, victim: Victim) -> None:
-        """Everything waits; nothing runs."""
+    def __init__(
+        self,
+        jobs: Jobs,
+        counts: Counts,
+        victim: Victim,
+        costs: Costs | None = None,
+        memory=None,
+        charge: float = 0,
+    ) -> None:
+        """Everything waits; nothing runs. `memory` gives regions: FirstFit or Buddy, or None.
+
+        Each preemption takes `charge` times as long as the step it happens in.
+        """
         self.jobs, self.counts, self.victim = jobs, counts, victim
+        self.costs, self.memory, self.charge = costs or Costs(), memory, charge
         self.free = jobs.limits.num_blocks
-        prompts = jobs.prompts
-        self.waiting = deque(Resident(i, prompts[i], prompts[i]) for i in jobs.accepted)
-        self.running: list[Resident] = []
+        self.host_free = self.costs.recovery.host_blocks
+        declared = jobs.declared or [jobs.limits.declared] * len(jobs.prompts)
+        arrivals = jobs.arrivals or [0.0] * len(jobs.prompts)
+        self.coming = deque(
+            Job(i, jobs.prompts[i], jobs.prompts[i], declared[i], arrivals[i])
+            for i in jobs.accepted
+        )
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
         self.blocks: dict[int, int] = {}  # what each running request holds
-        self.admitted_with: dict[int, int] = {}  # the tokens it had when it came in
+        self.regions: dict[int, int] = {}  # where it lies, in contiguous memory
+        self.calm_since = 0
+        self.answer_lengths: list[int] = []
 
     def run(self) -> None:
         """Run to the end; fills the counts."""
-        max_steps = self.jobs.max_steps
-        while self.waiting or self.running:
+        self.counts.stored, max_steps = 0, self.jobs.max_steps
+        if budget := self.costs.token_budget:  # a victim's prompt takes steps once more
+            max_steps *= 2 + max(self.jobs.lengths, default=0) // budget
+        charged = 0  # preemptions that a step has been charged for
+        while self.coming or self.waiting or self.running:
             if self.counts.steps >= max_steps:
                 raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
+            self.arrive()
             self.admit()
             for sequence in self.running.copy():
-                if sequence.index in self.blocks:  # else it was preempted a moment ago
+                # else it was preempted a moment ago, or has its prompt to compute first
+                if sequence.index in self.blocks and sequence.computed == sequence.stored:
                     self.make_room(sequence)
-            if not self.running:  # the last one has ended for want of a block: let the next one in
-                continue
-            for sequence in self.running:
-                sequence.stored += 1
-            running, waiting = len(self.running), len(self.waiting)
-            stored = sum(sequence.stored for sequence in self.running)
-            self.counts.record(self.jobs, running, waiting, self.free, stored)
-            self.counts.measure(running, waiting)
-            for sequence in self.running.copy():
-                if sequence.stored == self.jobs.lengths[sequence.index]:
-                    self.leave(sequence)
-                    self.counts.finished += 1
+            if self.running:  # else the last one has ended for want of a block: let the next one in
+                preemptions = self.counts.preemptions
+                self.step(preemptions - charged)
+                charged = preemptions
+
+    def arrive(self) -> None:
+        """Queue who has come by now; where nobody is there, wait for the next."""
+        if self.coming and not self.waiting and not self.running:
+            self.counts.seconds = max(self.counts.seconds, self.coming[0].arrival)
+        while self.coming and self.coming[0].arrival <= self.counts.seconds:
+            self.waiting.append(self.coming.popleft())
 
     def admit(self) -> None:
         """Let in the head of the queue while there is room for it."""
         while self.waiting:
-            head, limits = self.waiting[0], self.jobs.limits
-            needed = self.jobs.blocks(head.index, head.stored)
-            if not has_room(needed, self.free, len(self.running), limits):
+            head, jobs = self.waiting[0], self.jobs
+            needed = jobs.blocks(head.index, head.stored)
+            server = Server(
+                self.running, self.free, self.counts.steps - self.calm_since, self.answer_lengths
+            )
+            if not may_enter(jobs.policy, head, needed, server, jobs.limits):
                 break
+            if self.memory is not None:
+                region = self.memory.allocate(needed * jobs.limits.block_size)
+                if region is None:
+                    break
+                self.regions[head.index] = region
             self.running.append(self.waiting.popleft())
             self.free -= needed
             self.blocks[head.index] = needed
-            self.admitted_with[head.index] = head.stored
+            head.started = head.stored
+            self.bring_back(head)
             if self.counts.history:
                 self.counts.history.admitted.append((self.counts.steps, head.index))
 
-    def make_room(self, sequence: Resident) -> None:
+    def bring_back(self, sequence: Job) -> None:
+        """Fill the blocks of a sequence that has come in: from the host, or by computing."""
+        recovery = self.costs.recovery
+        if sequence.swapped:
+            self.counts.seconds += sequence.swapped * recovery.block_seconds
+            self.host_free += sequence.swapped
+            sequence.swapped, sequence.computed = 0, sequence.stored
+            return
+        if self.costs.token_budget:
+            sequence.computed = 0
+            return
+        sequence.computed = sequence.stored
+        if sequence.was_preempted:
+            self.counts.seconds += self.computed_tokens(sequence) / recovery.prefill_rate
+
+    def make_room(self, sequence: Job) -> None:
         """Take the block that one more token needs, if it needs one; preempt while none is free."""
         i = sequence.index
         needed = self.jobs.blocks(i, sequence.stored + 1) - self.blocks[i]
@@ -171,7 +266,8 @@ class StepLoop:
                 self.counts.ended_early[i] = sequence.stored
                 self.leave(sequence)
                 return
-            victim = self.victim(tuple(self.running))
+            unready = [s for s in self.running if s.computed < s.stored]
+            victim = self.victim(tuple(unready or self.running))
             if not any(victim is other for other in self.running):
                 raise ValueError(
                     f"a victim is one of the {len(self.running)} that run, got {victim!r}"
@@ -182,17 +278,75 @@ class StepLoop:
         self.free -= needed
         self.blocks[i] += needed
 
-    def preempt(self, victim: Resident) -> None:
+    def preempt(self, victim: Job) -> None:
         """Send a running sequence back to the head of the queue; it keeps its tokens."""
-        counts, i = self.counts, victim.index
+        counts, i, recovery = self.counts, victim.index, self.costs.recovery
         counts.preemptions += 1
-        counts.empty_preemptions += victim.stored == self.admitted_with[i]
+        counts.empty_preemptions += victim.stored == victim.started
         if counts.history:
             counts.history.victims.append((counts.steps, i))
+        whole = victim.computed == victim.stored and self.jobs.samples == 1
+        used = self.jobs.blocks(
+            i, victim.stored
+        )  # a block taken ahead and still empty stays behind
+        if whole and used <= self.host_free:
+            victim.swapped = used
+            self.host_free -= victim.swapped
+            counts.swaps += 1
+            counts.seconds += victim.swapped * recovery.block_seconds
+        else:
+            counts.recomputed_tokens += self.computed_tokens(victim)
+        victim.was_preempted = True
+        self.calm_since = counts.steps
         self.leave(victim)
         self.waiting.appendleft(victim)
 
-    def leave(self, sequence: Resident) -> None:
+    def computed_tokens(self, sequence: Job) -> int:
+        """What it takes to compute a request's tokens: its prompt once, each sample's answer."""
+        answer = max(0, sequence.computed - sequence.prompt)
+        return sequence.computed + (self.jobs.samples - 1) * answer
+
+    def leave(self, sequence: Job) -> None:
         """Give back all blocks of a running sequence."""
         self.running.remove(sequence)
         self.free += self.blocks.pop(sequence.index)
+        if self.memory is not None:
+            self.memory.free(self.regions.pop(sequence.index))
+
+    def step(self, preempted: int) -> None:
+        """Compute, store, measure; `preempted` sequences have just been sent away."""
+        jobs, counts, samples = self.jobs, self.counts, self.jobs.samples
+        ready = [s for s in self.running if s.computed == s.stored]
+        computed = samples * len(ready) + self.prefill(samples * len(ready))
+        for sequence in ready:
+            sequence.stored += 1
+            sequence.computed += 1
+        running, waiting = len(self.running), len(self.waiting)
+        stored = sum(jobs.stored(s.index, s.computed) for s in self.running)
+        counts.record(jobs, running, waiting + len(self.coming), self.free, stored)
+        counts.measure(running, waiting)
+        counts.stored += stored
+        held = jobs.limits.num_blocks - self.free
+        counts.held_blocks += held
+        counts.waiting_free += self.free * (waiting > 0)
+        seconds = self.costs.step(stored, computed)
+        if not 0 <= seconds < inf:
+            raise ValueError(f"a step takes a finite time, at least 0, got {seconds} seconds")
+        counts.seconds += seconds * (1 + self.charge * preempted)
+        for sequence in self.running.copy():
+            if sequence.computed == sequence.stored:
+                waited = counts.seconds - sequence.arrival
+                counts.first_token.setdefault(sequence.index, waited)
+            if sequence.stored == jobs.lengths[sequence.index]:
+                insort(self.answer_lengths, sequence.generated)
+                self.leave(sequence)
+                counts.finished += 1
+
+    def prefill(self, used: int) -> int:
+        """Spend what is left of the token budget on prompts; tokens computed."""
+        left = start = max(0, (self.costs.token_budget or used) - used)
+        for sequence in self.running:
+            piece = min(left, sequence.stored - sequence.computed)
+            sequence.computed += piece
+            left -= piece
+        return start - left

@@ -99,7 +99,7 @@ def describe(node: ast.stmt, lines: list[str]) -> str:
 
 def built_in(docstring: str) -> str | None:
     """Read `Built in: ch03` from a docstring."""
-    match = re.search(r"Built in:\s*(ch\d\d)", docstring)
+    match = re.search(r"Built in:\s*(ch\d\d[a-z]?)", docstring)
     return match and match[1]
 
 

@@ -13,7 +13,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labcore.admission import Limits, paged
+from labcore import admission
+from labcore.admission import (
+    Limits,
+    Policy,
+    decaying_ratio,
+    expect_declared,
+    expect_like_others,
+    fewest_generated,
+    future_peak,
+    least_computed,
+    lowest_priority,
+    newest,
+    oldest,
+    oracle,
+    paged,
+)
 from labcore.gpt2 import GPT2Config, random_gpt2
 from labcore.simulator import simulate
 from labcore.timing import KERNELS, kernel_fingerprint
@@ -37,6 +52,18 @@ def test_the_lean_loop_counts_what_the_simulator_counts(name, watermark):
     ours = simulate(paged, workload, watermark=watermark)
     headroom = Limits(2_048, 16, watermark=watermark).headroom
     assert load("simulator").lean_loop(requests, headroom) == (ours.steps, ours.preemptions)
+
+
+def test_every_policy_and_victim_has_its_row_of_requests_a_second(capsys):
+    simulator = load("simulator")
+    simulator.requests_per_second(40)
+    rows = capsys.readouterr().out
+    made = [name for name, value in vars(admission).items() if isinstance(value, Policy)]
+    rules = [decaying_ratio, expect_declared, expect_like_others, future_peak, oracle]
+    rules += [fewest_generated, least_computed, lowest_priority, newest, oldest]
+    for name in [*made, *(rule.__name__ for rule in rules)]:
+        assert name in rows
+    assert "The slowest run took" in rows
 
 
 def test_yardstick_and_tables_end_where_they_began():

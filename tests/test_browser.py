@@ -94,7 +94,7 @@ def test_search_finds_the_chapter_on_the_watermark(browser):
     with opened(browser, url) as (tab, _):
         tab.locator("#search-results li a").first.wait_for()
         found = [link.get_attribute("href") for link in tab.locator("#search-results li a").all()]
-        assert any("notebooks/ch08_admission.html" in href for href in found)
+        assert any("notebooks/ch08a_admission.html" in href for href in found)
 
 
 @EACH_EXPLORER

@@ -16,16 +16,26 @@ from labcore.admission import (
     Limits,
     Policy,
     Resident,
+    decaying_ratio,
+    expect_like_others,
     fewest_generated,
+    future_peak,
+    least_computed,
+    lowest_priority,
     newest,
+    oldest,
+    oracle,
     paged,
     reserve_limit,
     reserve_max,
+    reserve_power_of_2,
 )
+from labcore.contiguous import Buddy, FirstFit
+from labcore.costs import ConstantStep, Costs, Recovery
 from labcore.phases import PhaseLoop
 from labcore.simulator import simulate
 from labcore.steps import Counts, Jobs, StepLoop
-from labcore.workloads import SHAPES, draw
+from labcore.workloads import SHAPES, Workload, draw
 
 POLICIES = (reserve_max, reserve_limit, paged)
 
@@ -38,6 +48,8 @@ def newest_by_steps(running):
 def both_ways(policy, workload, **settings):
     fast = simulate(policy, workload, history=True, **settings)
     plain = simulate(policy, workload, history=True, victim=newest_by_steps, **settings)
+    steps_only = ("seconds", "recomputed_tokens", "swaps", "unreserved", "first_token")
+    plain = dataclasses.replace(plain, **dict.fromkeys(steps_only))
     assert dataclasses.asdict(fast) == dataclasses.asdict(plain)
     return fast
 
@@ -265,11 +277,11 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), max_size=
 @settings(max_examples=300, deadline=None)
 @given(
     requests=REQUESTS,
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from([*POLICIES, reserve_power_of_2]),
     block_size=st.integers(1, 9),
     num_blocks=st.integers(1, 25),
     watermark=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.99]),
-    declared=st.integers(0, 25),
+    declared=st.integers(0, 25) | st.lists(st.integers(0, 25), min_size=25, max_size=25),
     max_context=st.integers(2, 40),
 )
 def test_any_run_ends_loses_nothing_and_is_the_same_both_ways(
@@ -279,7 +291,7 @@ def test_any_run_ends_loses_nothing_and_is_the_same_both_ways(
         "budget": num_blocks * block_size,
         "block_size": block_size,
         "watermark": watermark,
-        "declared": declared,
+        "declared": declared if isinstance(declared, int) else declared[: len(requests)],
         "max_context": max_context,
     }
     result = both_ways(policy, requests, **settings)
@@ -398,6 +410,16 @@ def test_preemptions_fall_steeply_then_flatten_and_the_best_watermark_is_inside(
         ({"workload": "chatty"}, "'chatty'"),
         ({"workload": [(1, 0)]}, "output of 0 tokens"),
         ({"workload": [(1,)]}, "whole numbers"),
+        ({"declared": [1, 2]}, "2 declared limits for 1 requests"),
+        ({"declared": [2.5]}, "declared is a whole number of tokens, got 2.5"),
+        ({"declared": np.array([0.5])}, "declared is a whole number of tokens, got "),
+        ({"declared": [-5]}, "declared is an int of at least 0, got -5"),
+        ({"workload": [(1, 1)] * 2, "declared": [-5, 9]}, "of at least 0, got -5"),
+        ({"declared": -1}, "declared is an int of at least 0, got -1"),
+        ({"recompute_steps": float("inf")}, "at least 0 steps, got inf"),
+        ({"watermark": float("nan")}, "at least 0 and below 1, got nan"),
+        ({"arrivals": True}, "nothing is known of the arrivals of pairs"),
+        ({"memory": FirstFit}, "paged grows, and a region of contiguous memory does not"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(arguments, message):
@@ -497,8 +519,15 @@ def test_two_processes_with_different_hash_seeds_give_the_same_bytes():
     program = (
         "import dataclasses; from labcore.admission import *; "
         "from labcore.simulator import simulate; "
+        "from labcore.contiguous import Buddy, FirstFit; from labcore.workloads import draw; "
         "print([dataclasses.asdict(simulate(paged, 'chat', victim=v, history=True))"
-        " for v in (newest, fewest_generated)])"
+        " for v in (newest, fewest_generated)]); "
+        "few = draw('chat', 100); "
+        "print([dataclasses.asdict(simulate(p, few, 4096, history=True)) for p in "
+        "(decaying_ratio(), future_peak(), future_peak(expect_like_others()), oracle(few.outputs))]"
+        "); "
+        "print([dataclasses.asdict(simulate(reserve_limit, few, 4096, memory=m, history=True))"
+        " for m in (Buddy, FirstFit)])"
     )
     outputs = [
         subprocess.run(
@@ -558,3 +587,170 @@ def test_a_policy_that_sets_aside_more_for_shorter_prompts_leaves_nobody_waiting
     result = both_ways(odd, [(3, 2), (9, 2)], budget=16, declared=2)
     assert result.refusals == {0: "needs 70 blocks, the pool has 16"}
     assert result.finished == 1
+
+
+# --- any rule, any price
+
+
+RULES = {
+    "paged": paged,
+    "decaying_ratio": decaying_ratio(),
+    "undecaying_ratio": decaying_ratio(1, 1),
+    "future_peak": future_peak(),
+    "past": future_peak(expect_like_others(0.5)),
+}
+RESERVATIONS = (reserve_max, reserve_limit, reserve_power_of_2)
+
+
+def most_computed(running):
+    """A rule of no server's: it throws away as much as it can."""
+    return max(running, key=lambda sequence: sequence.stored)
+
+
+VICTIMS = (
+    newest,
+    oldest,
+    fewest_generated,
+    least_computed,
+    most_computed,
+    lowest_priority([0, 1, 2] * 99),
+)
+
+
+class Clock:
+    """A step that takes longer the more there is to do, and keeps what it was asked."""
+
+    def __init__(self):
+        self.computed, self.seconds = [], []
+
+    def __call__(self, stored, computed):
+        self.computed.append(computed)
+        self.seconds.append(1 + stored / 64 + computed / 8)
+        return self.seconds[-1]
+
+
+@st.composite
+def any_settings(draw):
+    """Requests, and all that `simulate` may be asked, its costs excepted. One in four preempts."""
+    length = st.integers(1, 12)
+    requests = draw(st.lists(st.tuples(length, length), min_size=draw(st.sampled_from([0, 5, 12]))))
+    many = {"min_size": len(requests), "max_size": len(requests)}
+    arrivals = draw(st.none() | st.lists(st.floats(0, 40), **many).map(sorted))
+    prompts, outputs = np.array(requests, dtype=int).reshape(-1, 2).T
+    times = None if arrivals is None else np.array(arrivals)
+    block_size = draw(st.integers(1, 5))
+    declared = draw(st.sampled_from(["what they use", "any", "one"]))
+    settings = {
+        "workload": Workload("any", prompts, outputs, times),
+        "arrivals": arrivals is not None,
+        "budget": draw(st.sampled_from([30, 20, 60, block_size])),
+        "block_size": block_size,
+        "declared": {
+            "what they use": outputs,
+            "any": draw(st.lists(st.integers(0, 15), **many)),
+            "one": draw(st.integers(0, 15)),
+        }[declared],
+        "max_context": draw(st.sampled_from([40, 40, 40, 9, 2])),
+        "recompute_steps": draw(st.integers(0, 4)),
+    }
+    if draw(st.integers(0, 3)) == 3:
+        return settings | {
+            "policy": draw(st.sampled_from(RESERVATIONS)),
+            "memory": draw(st.sampled_from([None, FirstFit, Buddy])),
+        }
+    return settings | {
+        "policy": draw(st.sampled_from([paged, paged, *RULES.values(), oracle(outputs)])),
+        "victim": draw(st.sampled_from(VICTIMS)),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+        "samples": draw(st.sampled_from([1, 1, 2, 3])),
+    }
+
+
+RECOVERIES = st.builds(
+    Recovery,
+    prefill_rate=st.sampled_from([0.5, 8, float("inf")]),
+    host_blocks=st.sampled_from([0, 2, 5, 100]),
+    block_seconds=st.sampled_from([0.0, 0.25]),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    wanted=any_settings(),
+    recovery=RECOVERIES,
+    token_budget=st.none() | st.integers(1, 20),
+)
+def test_under_any_rule_and_price_a_run_ends_and_loses_nothing(wanted, recovery, token_budget):
+    """Source: inference-sim #323, #963, #1061 and invariants; vllm-project/vllm #41951"""
+    clock, again = Clock(), Clock()
+    result = simulate(**wanted, history=True, costs=Costs(clock, recovery, token_budget))
+    same = simulate(**wanted, history=True, costs=Costs(again, recovery, token_budget))
+    assert repr(result) == repr(same)
+    assert result.first_token == same.first_token
+    workload, samples = wanted["workload"], wanted.get("samples", 1)
+    num_blocks = wanted["budget"] // wanted["block_size"]
+    check_conservation(result, len(workload), num_blocks, wanted["block_size"])
+
+    # time: every step, and never less; a token for everybody, after some time
+    assert len(clock.seconds) == result.steps
+    assert result.seconds >= sum(clock.seconds) - 1e-9
+    served = set(range(len(workload))) - set(result.refusals)
+    assert served <= set(result.first_token)
+    assert min(result.first_token.values(), default=1) >= 1
+
+    # work: what decoding needs, and no more than the budget for the rest
+    busy = [samples * running for running in result.history.running]
+    if token_budget is None:
+        assert clock.computed == busy
+    else:
+        assert all(0 < n for n in clock.computed)
+        assert all(n <= max(token_budget, b) for n, b in zip(clock.computed, busy, strict=True))
+        if samples == 1 and not recovery.host_blocks:
+            assert max(clock.computed, default=0) <= token_budget
+
+    # victims
+    assert 0 <= result.swaps <= result.preemptions
+    if not result.preemptions:
+        assert result.recomputed_tokens == 0
+    if samples > 1 or not recovery.host_blocks:
+        assert result.swaps == 0
+    if not wanted["policy"].grows:
+        assert result.preemptions == 0
+    if token_budget and samples == 1 and len(served) == len(workload):
+        answers = result.output_tokens
+        prompts = int(workload.prompts.sum())
+        assert sum(clock.computed) == prompts + answers + result.recomputed_tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(wanted=any_settings(), recompute_steps=st.integers(0, 5))
+def test_where_a_step_takes_a_second_a_run_takes_its_charged_steps(wanted, recompute_steps):
+    """Unless the server waits for arrivals; and a group may go just before the last one is refused.
+
+    Then no step follows to be charged.
+    """
+    wanted |= {"arrivals": False, "recompute_steps": recompute_steps}
+    result = simulate(**wanted, costs=Costs(ConstantStep(1)))
+    if wanted.get("samples", 1) == 1:
+        assert result.seconds == result.charged_steps
+    assert result.seconds <= result.charged_steps
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    wanted=any_settings(),
+    host_blocks=st.sampled_from([0, 100]),
+    knows=st.sampled_from(["outputs", "limits"]),
+)
+def test_who_knows_how_long_answers_are_or_may_be_never_preempts(wanted, host_blocks, knows):
+    """An oracle; and the peak by what is declared, where no answer is longer than that.
+
+    Groups, prompts in pieces and answers beyond the limit are outside of what these rules know.
+    """
+    outputs = wanted["workload"].outputs
+    wanted |= {"samples": 1, "policy": oracle(outputs), "memory": None}
+    if knows == "limits":
+        longest = np.maximum(wanted["declared"], outputs).tolist()
+        wanted |= {"policy": future_peak(), "declared": longest}
+    result = simulate(**wanted, costs=Costs(recovery=Recovery(host_blocks=host_blocks)))
+    assert result.preemptions == 0

@@ -10,8 +10,8 @@ from chapters import NOTEBOOKS, read_chapter
 
 from labcore.explorer import Explorer
 
-SOURCE = NOTEBOOKS / "ch08_admission.md"
-PAGE = HTML / "notebooks" / "ch08_admission.html"
+SOURCE = NOTEBOOKS / "ch08a_admission.md"
+PAGE = HTML / "notebooks" / "ch08a_admission.html"
 WORKLOADS = ("Chat", "Long prompt", "Long answer")
 ROW = re.compile(r"paged (\d+%)")
 CAPTION = re.compile(

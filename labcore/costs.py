@@ -1,0 +1,108 @@
+"""How long things take: a step, a prompt, and bringing a victim back.
+
+The simulator counts steps; with these it also has seconds. Every number is the caller's: a model,
+a card, a link. What is left out: the time of the scheduler, of sampling, and of the network.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from numbers import Integral
+
+
+@dataclass(frozen=True)
+class ConstantStep:
+    """Every step takes `seconds`, whatever runs in it. Built in: ch08b"""
+
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a time that no step takes."""
+        if not 0 <= self.seconds < inf:
+            raise ValueError(f"a step takes a finite time, at least 0, got {self.seconds} seconds")
+
+    def __call__(self, stored: int, computed: int) -> float:
+        """The same for any number of tokens."""
+        return self.seconds
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A step takes as long as the slower of its two halves: reading memory, or multiplying.
+
+    `weight_bytes` are read once a step, `token_bytes` of keys and values for each stored token, at
+    `bandwidth` bytes a second; each computed token, of a prompt or of an answer, takes `flops` at
+    `flops_per_second`; `overhead` seconds come on top. Left out: attention's own arithmetic, and
+    that neither half reaches its peak. Source: Williams et al. 2009, "Roofline". Built in: ch08b
+    """
+
+    weight_bytes: float
+    token_bytes: float
+    bandwidth: float
+    flops: float
+    flops_per_second: float
+    overhead: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a machine that cannot be."""
+        amounts = self.weight_bytes, self.token_bytes, self.flops, self.overhead
+        rates = self.bandwidth, self.flops_per_second
+        if not (all(0 <= amount < inf for amount in amounts) and all(rate > 0 for rate in rates)):
+            raise ValueError(f"rates are above 0, the rest is finite and not below: {self}")
+
+    def __call__(self, stored: int, computed: int) -> float:
+        """Seconds of a step that reads `stored` tokens and computes `computed`."""
+        memory = (self.weight_bytes + self.token_bytes * stored) / self.bandwidth
+        return max(memory, self.flops * computed / self.flops_per_second) + self.overhead
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What it takes to bring a victim back: compute its tokens again, or copy its blocks.
+
+    `prefill_rate` is in tokens a second, and infinite where computing again is free. Up to
+    `host_blocks` blocks of victims lie in the host's memory; each takes `block_seconds` on its way
+    out and again on its way in. A victim that does not fit there is computed again. Left out:
+    copies that overlap with steps. Built in: ch08b
+    """
+
+    prefill_rate: float = inf
+    host_blocks: int = 0
+    block_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse rates and times that nothing has."""
+        if not (self.prefill_rate > 0 and self.host_blocks >= 0 and 0 <= self.block_seconds < inf):
+            raise ValueError(
+                f"a rate is above 0, a number of blocks and a time are not below: {self}"
+            )
+
+
+def link_seconds(num_bytes: float, bytes_per_second: float, latency: float = 0.0) -> float:
+    """How long a copy takes on a link: its bytes, and what every copy costs. Built in: ch08b"""
+    if not (num_bytes >= 0 and bytes_per_second > 0 and latency >= 0):
+        raise ValueError(
+            f"no link copies {num_bytes} bytes at {bytes_per_second} a second after {latency}"
+        )
+    return num_bytes / bytes_per_second + latency
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run is charged in seconds, beside `recompute_steps` times a step for a preemption.
+
+    `step(stored, computed)` gives the seconds of a step. With a `token_budget`, a step computes up
+    to so many tokens: one for each sequence that has its prompt, and pieces of prompts with what is
+    left (chunked prefill); a victim's tokens are then a prompt again. With None, prompts cost
+    nothing, and a victim's tokens what `recovery` says. Given.
+    """
+
+    step: Callable[[int, int], float] = ConstantStep()
+    recovery: Recovery = field(default_factory=Recovery)
+    token_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that computes nothing."""
+        budget = self.token_budget
+        if budget is not None and not (isinstance(budget, Integral) and budget >= 1):
+            raise ValueError(f"a token budget is a whole number, at least 1, got {budget!r}")

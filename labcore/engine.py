@@ -1,0 +1,334 @@
+"""Continuous batching: requests come in, share every step of the model, and leave as they end.
+
+A step here is a step of `labcore.steps` with a model in it: admit from the head of the queue and
+store the prompts of those who come in; let each running request make room for one more token, and
+preempt where there is none; run the model once for all; let go who is done. Which request does
+what, and when, the simulator says from the lengths alone::
+
+    model, tokenizer = load_gpt2()
+    kv = PagedKV(model.config, num_blocks=32, block_size=16)
+    engine = Engine(model, kv, Limits(32, 16, watermark=0.05))
+    engine.submit(tokenizer.encode("It is a truth").ids, max_new_tokens=20)
+    engine.run()  # {0: [[...]]}: one answer to request 0
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+
+from labcore.admission import (
+    Limits,
+    Policy,
+    Resident,
+    Server,
+    group_blocks,
+    group_tokens,
+    may_enter,
+    newest,
+    paged,
+    submit,
+)
+from labcore.caches import PagedKV
+from labcore.decode import forward_paged_decode, greedy, prefill_packed, prefill_paged
+from labcore.gpt2 import GPT2
+from labcore.steps import History, Victim
+from labcore.swap import HostPool
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Generation(Resident):
+    """A request on its way: the ids of its prompt, and an answer for each of its samples.
+
+    The last token of an answer is chosen and not stored yet: the next step stores it and chooses
+    another one. `going` are the samples that have not ended; `limits` are the server's, with the
+    limit that this request declared. Given.
+    """
+
+    limits: Limits
+    prompt_ids: list[int]
+    answers: list[list[int]]
+    going: list[int]
+
+    @property
+    def seq_ids(self) -> list[tuple[int, int]]:
+        """What the samples that go on are called in the tables."""
+        return [(self.index, sample) for sample in self.going]
+
+    def stored_ids(self, sample: int) -> list[int]:
+        """The tokens of one answer that are stored, or were when it was preempted."""
+        return self.answers[sample][: self.generated]
+
+
+class Engine:
+    """A server of one model on one pool of blocks, first come, first served.
+
+    `limits` are those of the pool; a policy that reserves has no use for their watermark. `choose`
+    is `greedy` or a `sampler`, called for one token at a time with the request's number as its row.
+    With a `host` pool victims of one sample are copied there while it has room; all others are
+    computed again. `answers` holds what has ended, by request, one list of tokens a sample;
+    `refusals` a reason for each request that cannot be served. Between two steps every block is
+    free or belongs to a request that runs.
+    Source: Yu et al. 2022 (Orca), iteration-level scheduling. Built in: ch08a
+    """
+
+    def __init__(
+        self,
+        model: GPT2,
+        kv: PagedKV,
+        limits: Limits,
+        policy: Policy = paged,
+        *,
+        victim: Victim = newest,
+        choose: Callable = greedy,
+        attention: str | Callable = "in_place",
+        host: HostPool | None = None,
+    ) -> None:
+        _check_parts(model, kv, limits, host)
+        self.model, self.kv, self.policy, self.victim = model, kv, policy, victim
+        self.choose, self.attention, self.host = choose, attention, host
+        self.limits = limits if policy.grows else replace(limits, watermark=0.0)
+        self.waiting: deque[Generation] = deque()
+        self.running: list[Generation] = []
+        self.undecided: deque[tuple] = deque()  # (request, sample, logits) of a token to choose
+        self.answers: dict[int, list[list[int]]] = {}
+        self.refusals: dict[int, str] = {}
+        self.history = History()
+        self.steps = self.calm_since = self.num_requests = 0
+        self.answer_lengths: list[int] = []
+
+    def submit(self, prompt: Sequence[int], max_new_tokens: int, samples: int = 1) -> int:
+        """Queue a request and return its number, from 0; one that can never fit is in `refusals`.
+
+        Its samples are admitted and preempted as one. Raises TypeError for what is no whole number;
+        ValueError for no prompt, no new tokens, no samples, tokens outside the vocabulary, and more
+        than one sample under a policy that reserves.
+        """
+        request = _request(self, prompt, max_new_tokens, samples)
+        self.num_requests += 1
+        reason = submit(self.policy, request.prompt, request.limits, samples)
+        if reason is not None:
+            self.refusals[request.index] = reason
+        else:
+            self.waiting.append(request)
+        return request.index
+
+    def cancel(self, number: int) -> None:
+        """Forget a request that waits or runs; its blocks are free at once. Raises KeyError."""
+        everybody = [*self.waiting, *self.running]
+        request = next((request for request in everybody if request.index == number), None)
+        if request is None:
+            raise KeyError(f"request {number} neither waits nor runs")
+        if request in self.running:
+            self._leave(request)
+            self.undecided = deque(row for row in self.undecided if row[0] is not request)
+        else:
+            self.waiting.remove(request)
+            self._forget_on_host(request)
+
+    def run(self) -> dict[int, list[list[int]]]:
+        """Step until nobody waits or runs; all answers."""
+        while self.waiting or self.running:
+            self.step()
+        return self.answers
+
+    def step(self) -> None:
+        """Admit, make room, run the model once for all, let go who is done.
+
+        Where the model, a copy or `choose` raises, no token is lost, and another call goes on.
+        """
+        self._choose_tokens()  # those that a failed step has left
+        self._admit()
+        for request in self.running.copy():
+            if request in self.running:  # else it was preempted a moment ago
+                self._make_room(request)
+        if not self.running:  # whoever came in has ended with the first token, or was refused
+            return
+        going = [(request, sample) for request in self.running for sample in request.going]
+        seq_ids = [(request.index, sample) for request, sample in going]
+        tokens = [request.answers[sample][-1] for request, sample in going]
+        logits = forward_paged_decode(self.model, self.kv, seq_ids, tokens, self.attention)
+        self.undecided.extend((*who, row) for who, row in zip(going, logits, strict=True))
+        for request in self.running:
+            request.stored += 1
+        self._record()
+        self.steps += 1
+        self._choose_tokens()
+
+    def check_invariants(self) -> None:
+        """Assert that a request is in one place, and that the pool holds the tokens of who runs."""
+        self.kv.check_invariants()
+        numbers = [request.index for request in (*self.waiting, *self.running)]
+        numbers += [*self.answers, *self.refusals]
+        assert len(numbers) == len(set(numbers)) <= self.num_requests, numbers
+        for request in self.running:
+            stored = {self.kv.tables.num_tokens(seq_id) for seq_id in request.seq_ids}
+            assert stored == {request.stored}, (request, stored)
+
+    def _admit(self):
+        """Let in the head of the queue while it may enter; the head blocks the rest."""
+        while self.waiting:
+            head, free = self.waiting[0], self.kv.tables.allocator.num_free
+            room = self.policy.set_aside(head.prompt, head.stored, head.limits)
+            needed = group_blocks(head.prompt, room, len(head.going), head.limits.block_size)
+            server = Server(self.running, free, self.steps - self.calm_since, self.answer_lengths)
+            if may_enter(self.policy, head, needed, server, head.limits):
+                logits = None
+                if self._is_on_host(head):
+                    self.host.swap_in((head.index, 0))
+                else:
+                    logits = _compute(self.model, self.kv, head, room)
+                self.running.append(self.waiting.popleft())
+                self.history.admitted.append((self.steps, head.index))
+                new = [sample for sample in head.going if not head.answers[sample]]
+                self.undecided.extend((head, sample, logits) for sample in new)
+                self._choose_tokens()
+            elif self.running:
+                break
+            else:
+                self._refuse(self.waiting.popleft(), needed)
+
+    def _make_room(self, request):
+        """Take the blocks that one more token a sample needs; preempt while there are too few."""
+        growth, tables = dict.fromkeys(request.seq_ids, 1), self.kv.tables
+        while (needed := tables.blocks_to_append(growth)) > tables.allocator.num_free:
+            if len(self.running) == 1:
+                self._refuse(request, needed)
+                self._leave(request)
+                return
+            victim = self.victim(tuple(self.running))
+            if victim not in self.running:
+                raise ValueError(f"a victim is one of those that run, got {victim!r}")
+            self._preempt(victim)
+            if victim is request:
+                return
+        self.kv.reserve(growth)
+
+    def _preempt(self, victim):
+        """Send a running request back to the head of the queue; it keeps its tokens."""
+        seq_id = (victim.index, 0)
+        if self.host is not None and len(victim.answers) == 1 and self.host.has_room(seq_id):
+            self.host.swap_out(seq_id)
+            self.running.remove(victim)
+        else:
+            self._leave(victim)
+        self.waiting.appendleft(victim)
+        self.history.victims.append((self.steps, victim.index))
+        self.calm_since = self.steps
+
+    def _leave(self, request):
+        """Give back all blocks of a running request."""
+        for seq_id in request.seq_ids:
+            self.kv.tables.drop(seq_id)
+        self.running.remove(request)
+
+    def _refuse(self, request, needed):
+        """Nobody runs and it still does not fit: somebody else has blocks and will not leave."""
+        free = self.kv.tables.allocator.num_free
+        self.refusals[request.index] = (
+            f"cache too small: needs {needed} free blocks, there are {free}"
+        )
+        self._forget_on_host(request)
+
+    def _choose_tokens(self):
+        """Choose the next token of each sample that has logits; the sample ends with it, or not."""
+        while self.undecided:
+            request, sample, logits = self.undecided[0]
+            answer = request.answers[sample]
+            row = request.index if len(request.answers) == 1 else (request.index, sample)
+            (token,) = map(index, self.choose(logits[None], [row], len(answer)))
+            self.undecided.popleft()
+            ended = token == self.model.config.eos_token_id
+            if not ended:
+                answer.append(token)
+            room = self.limits.max_context - request.prompt  # the last token is never stored
+            if ended or len(answer) == min(request.declared, room + 1):
+                self.kv.tables.drop((request.index, sample))
+                request.going.remove(sample)
+            if not request.going:
+                self.running.remove(request)
+                self.answers[request.index] = request.answers
+                insort(self.answer_lengths, request.generated)
+
+    def _is_on_host(self, request):
+        return self.host is not None and (request.index, 0) in self.host.tables
+
+    def _forget_on_host(self, request):
+        if self._is_on_host(request):
+            self.host.forget((request.index, 0))
+
+    def _record(self):
+        """Write one step of the history, as the simulator does: stored, and nobody has left yet."""
+        history, block_size = self.history, self.limits.block_size
+        history.running.append(len(self.running))
+        history.waiting.append(len(self.waiting))
+        history.finished.append(len(self.answers))
+        history.refused.append(len(self.refusals))
+        history.free.append(self.kv.tables.allocator.num_free)
+        tokens = (group_tokens(r.prompt, r.stored, len(r.going), block_size) for r in self.running)
+        history.stored.append(sum(tokens))
+
+
+def _check_parts(model, kv, limits, host):
+    """Refuse parts of an engine that do not fit together."""
+    pool, weight = (kv.tables.allocator.num_blocks, kv.tables.block_size), model.wte.weight
+    if (limits.num_blocks, limits.block_size) != pool:
+        raise ValueError(f"{limits} for a pool of {pool[0]} blocks of {pool[1]} tokens")
+    if (kv.config, kv.keys.dtype, kv.keys.device) != (model.config, weight.dtype, weight.device):
+        raise ValueError(
+            f"a cache for {kv.config}, {kv.keys.dtype} on {kv.keys.device}; "
+            f"a model of {model.config}, {weight.dtype} on {weight.device}"
+        )
+    if limits.max_context > model.config.n_positions:
+        raise ValueError(
+            f"a context of {limits.max_context} in {model.config.n_positions} positions"
+        )
+    if host is not None and host.kv is not kv:
+        raise ValueError("the host pool belongs to another cache")
+
+
+def _request(engine, prompt, max_new_tokens, samples):
+    """A request as it comes in: nothing is stored, and every sample has an answer to write."""
+    ids, declared, samples = list(map(index, prompt)), index(max_new_tokens), index(samples)
+    if min(len(ids), declared, samples) < 1 or (samples > 1 and not engine.policy.grows):
+        raise ValueError(
+            f"{samples} samples of {declared} tokens after a prompt of {len(ids)}, under "
+            f"{engine.policy.name}"
+        )
+    vocab_size = engine.model.config.vocab_size
+    if outside := [token for token in ids if not 0 <= token < vocab_size]:
+        raise ValueError(f"tokens {outside} are outside a vocabulary of {vocab_size}")
+    return Generation(
+        engine.num_requests,
+        prompt=len(ids),
+        stored=len(ids),
+        declared=declared,
+        limits=replace(engine.limits, declared=declared),
+        prompt_ids=ids,
+        answers=[[] for _ in range(samples)],
+        going=list(range(samples)),
+    )
+
+
+def _compute(model, kv, request, room):
+    """Take a request's blocks and compute all that it had stored; the logits after its prompt.
+
+    Several samples share the blocks of the prompt; where it fails, the blocks are free again.
+    """
+    first, *others = request.seq_ids
+    known = request.prompt_ids + ([] if others else request.stored_ids(first[1]))
+    kv.tables.add(first)
+    try:
+        kv.reserve({first: room})
+        logits = prefill_paged(model, kv, first, known)
+        for other in others:
+            kv.tables.fork(first, other)
+        if others and request.generated:
+            tails = {seq_id: request.stored_ids(seq_id[1]) for seq_id in request.seq_ids}
+            prefill_packed(model, kv, tails)
+    except BaseException:  # no memory, or Ctrl-C
+        for seq_id in set(request.seq_ids).intersection(kv.tables.seq_ids()):
+            kv.tables.drop(seq_id)
+        raise
+    return logits
