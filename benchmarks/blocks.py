@@ -6,8 +6,8 @@ Run: python benchmarks/blocks.py
 
 from statistics import median
 
+from bookkit.timing import bench, machine, ratio
 from labcore.blocks import BlockAllocator, BlockTables
-from labcore.timing import bench, machine, ratio
 
 BLOCK_SIZE, NUM_BLOCKS, TABLE = 16, 4_096, 64
 

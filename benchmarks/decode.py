@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from bookkit.timing import bench, machine, ratio
 from labcore.attention import gather, in_place
 from labcore.blocks import blocks_needed
 from labcore.caches import PagedKV, StaticKV, forward_cached
 from labcore.decode import forward_paged_decode, generate
 from labcore.gpt2 import CONFIGS, load_gpt2, random_gpt2
-from labcore.timing import bench, machine, ratio
 
 RESULT = Path(__file__).resolve().parent.parent / "book/results/decode.json"
 SHAPES = [(1, 128), (8, 128), (32, 128), (64, 128), (32, 512), (64, 512)]  # batch, context

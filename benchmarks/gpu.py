@@ -31,8 +31,8 @@ from time import perf_counter
 import torch
 from contenders import Batch, Wrong, jobs
 
+from bookkit.timing import bench, kernel_fingerprint, machine, ratio
 from kernels.paged_attention import Card, find_kernels, paged_attention
-from labcore.timing import bench, kernel_fingerprint, machine, ratio
 
 RESULT = Path(__file__).resolve().parent.parent / "book/results/gpu.json"
 GOALS = {"of_copy": 0.9, "to_contiguous": 1.0}  # of an H200 at 64 x 4096, and from 64 x 512 up
@@ -216,7 +216,7 @@ def goal(key, facts):
 
 def compile_variant(target, shape, launch):
     """In a process of its own: leave a kernel in Triton's cache on disk."""
-    from kernels.compile_only import compile_only
+    from bookkit.compile_only import compile_only
 
     queries, pool = shape.empty("cpu")
     tables, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
@@ -226,7 +226,7 @@ def compile_variant(target, shape, launch):
 
 def compile_all(work, target, seconds):
     """Compile what these jobs launch, on all cores, as far as the seconds go."""
-    from kernels.compile_only import TARGETS
+    from bookkit.compile_only import TARGETS
 
     if target not in TARGETS:
         raise ValueError(f"{target} is none of {', '.join(TARGETS)}")

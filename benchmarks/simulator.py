@@ -9,6 +9,7 @@ import resource
 from statistics import median
 from time import perf_counter
 
+from bookkit.timing import bench, machine, ratio
 from labcore.admission import (
     Limits,
     decaying_ratio,
@@ -28,7 +29,6 @@ from labcore.admission import (
 from labcore.contiguous import Buddy, FirstFit
 from labcore.costs import Costs, Recovery, Roofline
 from labcore.simulator import simulate
-from labcore.timing import bench, machine, ratio
 from labcore.workloads import SHAPES, draw
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 2_048

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jupytext
 
-from labcore.picture import on_paper
+from bookkit.picture import on_paper
 
 BOOK = Path(__file__).resolve().parent
 PICTURE = BOOK / "_static" / "readme.svg"

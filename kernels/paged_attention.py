@@ -190,7 +190,7 @@ def find_kernels(pool: torch.Tensor) -> tuple[ModuleType, Card | None]:
         raise TypeError(
             f"bfloat16 needs compute capability 8.0, this card has {target.arch / 10}: use float16"
         )
-    if device.type == "cpu":  # kernels.compile_only: no card, and the size of an H200
+    if device.type == "cpu":  # bookkit.compile_only: no card, and the size of an H200
         return split_kv, Card(132, tensor_cores)
     properties = torch.cuda.get_device_properties(pool.device)
     return split_kv, Card(properties.multi_processor_count, tensor_cores)

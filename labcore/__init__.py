@@ -6,11 +6,14 @@ Import what you need from its modules, in the order in which the book builds the
     from labcore.gpt2 import load_gpt2                           # chapter 4
     from labcore.caches import PagedKV, StaticKV                 # chapters 5 and 4
     from labcore.decode import generate, prefill_paged           # chapter 5
+    from kernels.paged_attention import paged_attention          # chapter 6
     from labcore.simulator import simulate                       # chapter 7
-    from labcore.admission import paged, reserve_max             # chapter 8
+    from labcore.admission import paged, reserve_max             # chapters 7, 8a and 8b
+    from labcore.engine import Engine                            # chapter 8a
+    from labcore.swap import HostPool                            # chapter 8b
 
 Importing `labcore` itself loads nothing else. `blocks` needs only Python; `gpt2`, `attention`,
-`caches` and `decode` need torch; the rest needs NumPy at most, until something is drawn.
+`caches`, `decode`, `swap` and `engine` need torch; the rest needs NumPy at most.
 """
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("*.md"))
-PACKAGES = ("labcore", "kernels")
+PACKAGES = ("labcore", "kernels", "bookkit")
 
 
 @dataclass(frozen=True)

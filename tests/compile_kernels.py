@@ -18,7 +18,7 @@ from triton import JITFunction
 from triton.errors import TritonError
 from triton.runtime import driver
 
-from kernels.compile_only import TARGETS, compile_only
+from bookkit.compile_only import TARGETS, compile_only
 from kernels.paged_attention import Card, Launch, next_power_of_2, paged_attention, plan
 
 MAX_SEQ_LEN = 4096

@@ -2,7 +2,7 @@
 
 import os
 
-from labcore import teach
+from bookkit import teach
 
 os.environ.pop("LABCORE_STATIC", None)  # set while the book is built; here explorers are live
 teach.start("0.1")  # as in a chapter's first cell: Triton's interpreter where there is no GPU

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bookkit.timing import KERNELS, kernel_fingerprint
 from labcore import admission
 from labcore.admission import (
     Limits,
@@ -31,7 +32,6 @@ from labcore.admission import (
 )
 from labcore.gpt2 import GPT2Config, random_gpt2
 from labcore.simulator import simulate
-from labcore.timing import KERNELS, kernel_fingerprint
 from labcore.workloads import SHAPES, draw
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from chapters import ROOT
 
-from labcore.evidence import claim
+from bookkit.evidence import claim
 
 HEADER = """\
 ---
@@ -38,9 +38,9 @@ BAD = {
 }
 VARYING = """\
 ```{code-cell} ipython3
-from labcore.evidence import claim
-from labcore.explorer import explore
-from labcore.plot import drawing
+from bookkit.evidence import claim
+from bookkit.explorer import explore
+from bookkit.plot import drawing
 ```
 
 ```{code-cell} ipython3

@@ -14,7 +14,7 @@ import pytest
 import torch
 from compile_kernels import BAD, GPT2_ON_SM80, GPT2_ON_SM90, GRID, ONES, VARIANTS, multiply
 
-from kernels.compile_only import SHARED_LIMIT, TARGETS, Compiled, _load_bits, _loop, compile_only
+from bookkit.compile_only import SHARED_LIMIT, TARGETS, Compiled, _load_bits, _loop, compile_only
 
 # ptxas may keep one 32-bit register in memory from before the loop to after it, in a frame of 8
 # bytes (seen on sm_90 at head size 80 and blocks of 256). Inside the loop it may keep none there.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from labcore.evidence import CATEGORIES, MIME_TYPE, claim
+from bookkit.evidence import CATEGORIES, MIME_TYPE, claim
 
 
 def test_a_claim_shows_category_and_sentence_as_text_and_as_html():

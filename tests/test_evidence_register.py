@@ -6,7 +6,7 @@ from bs4 import BeautifulSoup
 from built_site import BUILT, HTML, PAGES, name_of, soup_of, words
 from chapters import ROOT
 
-from labcore.evidence import claim
+from bookkit.evidence import claim
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from evidence_register import read_register, toc_docnames

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from chapters import PACKAGES, ROOT
 
-from labcore.teach import normalise
+from bookkit.teach import normalise
 
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([A-Za-z0-9_.]+)$")
 LIGHT_MODULES = ("blocks", "workloads", "admission", "simulator")
@@ -76,7 +76,7 @@ def test_installing_the_package_asks_for_numpy_alone():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == ["numpy"]
     assert set(project["optional-dependencies"]) == {"model", "kernels", "book", "test", "lint"}
-    assert all((ROOT / package / "py.typed").is_file() for package in ("labcore", "kernels"))
+    assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
 
 
 def test_the_version_is_the_same_everywhere():

@@ -87,7 +87,7 @@ def package(tmp_path):
         "from labcore.pool import Pool, read",
         "from labcore import Pool",
         "from labcore import plot, teach",
-        "from labcore.explorer import explore",
+        "from bookkit.explorer import explore",
         "import numpy as np",
     ],
 )
@@ -127,7 +127,7 @@ def test_every_public_name_says_where_it_is_built_or_that_it_is_given():
         for definition in found
         if isinstance(definition.node, ast.ClassDef | ast.FunctionDef)
         and not name.startswith("_")
-        and definition.module.startswith("labcore")
+        and definition.module.startswith(("labcore", "bookkit"))
         and not re.search(r"Built in:\s*ch\d\d[a-z]?|Given\.", definition.docstring)
     ]
     assert not silent, silent

@@ -377,7 +377,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 ask_all("too late")
 del os.environ["TRITON_INTERPRET"]
 
-from kernels.compile_only import compile_only
+from bookkit.compile_only import compile_only
 
 with compile_only("sm_75"):
     ask("float16", find_kernels, pool.half())

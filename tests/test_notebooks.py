@@ -13,10 +13,10 @@ from jupytext.compare import NotebookDifference, compare_notebooks
 
 FIRST_CELL = """\
 try:
-    from labcore import teach
+    from bookkit import teach
 except ModuleNotFoundError:  # a bare runtime: install the folder that this notebook came with
     %pip install --quiet ..
-    from labcore import teach
+    from bookkit import teach
 teach.start("0.1")"""
 NOT_COMPARED = {"nbval-ignore-output", "nbval-skip", "raises-exception"}
 HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}

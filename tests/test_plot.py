@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookkit.picture import COLOURS, hatched, outlined, rectangles, short
 from labcore import plot
 from labcore.blocks import BlockAllocator, BlockTables
-from labcore.picture import COLOURS, hatched, outlined, rectangles, short
 
 SVG = "{http://www.w3.org/2000/svg}"
 BLUE, GREEN = COLOURS[0], COLOURS[2]

@@ -6,7 +6,7 @@ import chapters
 import pytest
 from chapters import Cell, built_in, definitions, names_built_by, read_chapter
 
-from labcore.teach import same_code
+from bookkit.teach import same_code
 
 PACKAGE = chapters.package_definitions()
 CHAPTERS = {chapters.number_of(path): read_chapter(path) for path in chapters.SOURCES}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import labcore
-from labcore import teach
-from labcore.teach import normalise, same_code
+from bookkit import teach
+from bookkit.teach import normalise, same_code
 
 CLASS = '''
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def run(*arguments: str) -> str:
 
 
 def test_teach_loads_neither_torch_nor_triton_nor_ipython():
-    code = "import sys, labcore.teach as t; t.start('0'); print(sorted(sys.modules))"
+    code = "import sys, bookkit.teach as t; t.start('0'); print(sorted(sys.modules))"
     loaded = run("-c", code)
-    assert "'labcore.teach'" in loaded
+    assert "'bookkit.teach'" in loaded
     assert not [name for name in ("torch", "triton", "IPython", "numpy") if f"'{name}'" in loaded]
 
 
@@ -77,7 +77,7 @@ from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance(colors='nocolor')
 def run(cell):
     shell.run_cell(cell, store_history=True)
-run("from labcore.teach import start, same_code; start('0')")
+run("from bookkit.teach import start, same_code; start('0')")
 run("class A:\\n    def f(self): return 1")
 run("class A:\\n    def f(self): return 2  # newer")
 run("print(same_code(A, 'class A:\\\\n  def f(self): return 2'))")

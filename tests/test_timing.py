@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from labcore.timing import bench, machine, ratio
+from bookkit.timing import bench, machine, ratio
 
 
 def test_contenders_take_turns_after_a_warm_up():

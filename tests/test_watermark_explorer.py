@@ -8,7 +8,7 @@ import pytest
 from built_site import BUILT, HTML, soup_of, words
 from chapters import NOTEBOOKS, read_chapter
 
-from labcore.explorer import Explorer
+from bookkit.explorer import Explorer
 
 SOURCE = NOTEBOOKS / "ch08a_admission.md"
 PAGE = HTML / "notebooks" / "ch08a_admission.html"

@@ -1,6 +1,6 @@
 """The directive {claims}: every result that a chapter shows, in one table.
 
-A chapter shows a result through `labcore.evidence.claim(id, value, category)`. Its output, kept in
+A chapter shows a result through `bookkit.evidence.claim(id, value, category)`. Its output, kept in
 the chapter's .ipynb twin, carries the three in a form of its own, which is read here. So the
 register is generated, never typed.
 """
@@ -14,7 +14,7 @@ import yaml
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from labcore.evidence import MIME_TYPE, Claim
+from bookkit.evidence import MIME_TYPE, Claim
 
 
 @dataclass(frozen=True)

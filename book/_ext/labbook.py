@@ -1,7 +1,7 @@
 """What this book asks of Sphinx beyond its settings (see _config.yml).
 
-1. A chapter is run again when labcore, kernels, recorded results or pinned versions changed, not
-   only when its own cells did.
+1. A chapter is run again when a package, a recorded result or a pinned version changed, not only
+   when its own cells did.
 2. No page loads anything from elsewhere: MathJax is copied into the site, thebe is taken out.
 3. Repository, issue and launch buttons appear once `labbook_repository` says where that is.
 4. A chapter's download is the committed, executed .ipynb beside its source.
@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 # Besides a chapter's cells, its outputs depend on these.
-SOURCES_OF_OUTPUTS = ("labcore", "kernels", "book/results", "constraints.txt")
+SOURCES_OF_OUTPUTS = ("labcore", "kernels", "bookkit", "book/results", "constraints.txt")
 MATHJAX_PARTS = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
 
 

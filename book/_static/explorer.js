@@ -1,4 +1,4 @@
-// Each explorer of a page (labcore/explorer.py) holds every picture it can show. Its controls choose one.
+// Each explorer of a page (bookkit/explorer.py) holds every picture it can show. Its controls choose one.
 
 function startExplorer(root) {
   const find = selector => root.querySelector(selector);

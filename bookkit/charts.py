@@ -1,6 +1,6 @@
 """Curves and bars by matplotlib, as pictures in the page's own colours and font.
 
-Import them from `labcore.plot`. matplotlib is imported by the first drawing, never before.
+Import them from `bookkit.plot`. matplotlib is imported by the first drawing, never before.
 """
 
 import io
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 
-from labcore.picture import INK, WIDTH, Picture, colours_of, drawing
+from bookkit.picture import INK, WIDTH, Picture, colours_of, drawing
 
 BLACK = "#000000"  # in a figure; its picture has the colour of the page's text there
 STYLES = ("-", "--", "-.", ":")  # lines differ in grey, too

@@ -8,8 +8,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import groupby
 from math import ceil
 
-from labcore.charts import bars, curves, figure_svg
-from labcore.picture import (
+from bookkit.charts import bars, curves, figure_svg
+from bookkit.picture import (
     CENTRED,
     COLOURS,
     FREE,

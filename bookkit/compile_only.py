@@ -34,7 +34,7 @@ class Compiled:
     """One kernel for one target, as far as its machine code tells.
 
     `registers` a thread, `spilled` bytes of them that went to memory, `shared` bytes a program;
-    `loop`: the instructions of its largest loop that loads from global memory, in order.
+    `loop`: the instructions of its largest loop that loads from global memory, in order. Given.
     """
 
     kernel: str
@@ -74,7 +74,7 @@ def compile_only(target: str) -> Iterator[list[Compiled]]:
     Yields a list that fills with a `Compiled` for each launch, the same one as before where nothing
     had to be compiled. Raises KeyError for another target, RuntimeError where kernels are
     interpreted; what the compiler refuses raises as on a GPU.
-    Cost: 0.3 to 1.5 s a variant that Triton's cache on disk does not hold.
+    Cost: 0.3 to 1.5 s a variant that Triton's cache on disk does not hold.  Given.
     """
     if knobs.runtime.interpret:
         raise RuntimeError("kernels that are interpreted do not compile: unset TRITON_INTERPRET")

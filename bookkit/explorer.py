@@ -14,7 +14,7 @@ from html import escape
 from itertools import product
 from types import SimpleNamespace
 
-from labcore.picture import ENLARGED, Picture, in_book, on_paper, short
+from bookkit.picture import ENLARGED, Picture, in_book, on_paper, short
 
 MOST_FRAMES = 400
 MOST_BYTES = 120 * 1024  # compressed, a whole explorer
