@@ -299,6 +299,9 @@ def oracle(outputs: Sequence[int]) -> Policy:
     return future_peak(expect, "oracle")
 
 
+Victim = Callable[[Sequence[Resident]], Resident]  # of those that run, in order of admission
+
+
 def newest(running: Sequence[Resident]) -> Resident:
     """The victim is the sequence that was admitted last. O(1). vLLM v1's rule. Built in: ch07
 

@@ -23,6 +23,7 @@ from labcore.admission import (
     Policy,
     Resident,
     Server,
+    Victim,
     group_blocks,
     group_tokens,
     may_enter,
@@ -33,7 +34,7 @@ from labcore.admission import (
 from labcore.caches import PagedKV
 from labcore.decode import forward_paged_decode, greedy, prefill_packed, prefill_paged
 from labcore.gpt2 import GPT2
-from labcore.steps import History, Victim
+from labcore.jobs import History
 from labcore.swap import HostPool
 
 

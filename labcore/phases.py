@@ -10,7 +10,7 @@ the free blocks.
 The victim is the newest; for other victims see `labcore.steps`, whose results are the same.
 """
 
-from labcore.steps import Counts, Jobs
+from labcore.jobs import Counts, Jobs
 
 
 class PhaseLoop:

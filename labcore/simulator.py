@@ -13,11 +13,12 @@ from numbers import Integral
 
 import numpy as np
 
-from labcore.admission import Limits, Policy, newest, submit
+from labcore.admission import Limits, Policy, Victim, newest, submit
 from labcore.blocks import blocks_needed
 from labcore.costs import Costs
+from labcore.jobs import Counts, History, Jobs
 from labcore.phases import PhaseLoop
-from labcore.steps import Counts, History, Jobs, StepLoop, Victim
+from labcore.steps import StepLoop
 from labcore.workloads import Workload, draw, from_pairs
 
 

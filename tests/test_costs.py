@@ -11,8 +11,9 @@ import pytest
 
 from labcore.admission import Limits, newest, oldest, paged, reserve_limit
 from labcore.costs import ConstantStep, Costs, Recovery, Roofline, link_seconds
+from labcore.jobs import Counts, Jobs
 from labcore.simulator import simulate
-from labcore.steps import Counts, Jobs, StepLoop
+from labcore.steps import StepLoop
 from labcore.workloads import Workload
 
 

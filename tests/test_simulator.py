@@ -32,9 +32,10 @@ from labcore.admission import (
 )
 from labcore.contiguous import Buddy, FirstFit
 from labcore.costs import ConstantStep, Costs, Recovery
+from labcore.jobs import Counts, Jobs
 from labcore.phases import PhaseLoop
 from labcore.simulator import simulate
-from labcore.steps import Counts, Jobs, StepLoop
+from labcore.steps import StepLoop
 from labcore.workloads import SHAPES, Workload, draw
 
 POLICIES = (reserve_max, reserve_limit, paged)
