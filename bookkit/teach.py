@@ -10,32 +10,37 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType
 
 WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def start(version: str) -> None:
+def start(release: str) -> None:
     """Prepare a chapter: check the installed labcore, shorten tracebacks, choose Triton's mode.
 
     Call it before anything imports Triton: `@triton.jit` looks at TRITON_INTERPRET once, when it
-    decorates, and where no NVIDIA driver is found kernels can run only in the interpreter. A value
-    that is already set stays. Raises ImportError if labcore is not of the release `version`: "0.1"
+    decorates, and where torch can use no NVIDIA GPU kernels run only in the interpreter. A value
+    that is already set stays. Raises ImportError if labcore is not of this `release`: "0.1"
     accepts 0.1.3 and not 0.10.  Given.
     """
     installed = import_module("labcore").__version__
-    if not f"{installed}.".startswith(f"{version}."):
+    if not f"{installed}.".startswith(f"{release}."):
         raise ImportError(
-            f"this chapter is written for labcore {version}, installed is {installed}"
+            f"this chapter is written for labcore {release}, installed is {installed}"
         )
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
         shell.InteractiveTB.set_mode(mode="Minimal")  # what %xmode Minimal does, but in silence
-    if not _has_nvidia_driver():
+    if not _can_use_a_gpu():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def _has_nvidia_driver() -> bool:
+def _can_use_a_gpu() -> bool:
+    """Whether there is an NVIDIA driver, and a torch that can use it, without importing torch."""
+    with suppress(PackageNotFoundError):
+        if "+cpu" in version("torch"):
+            return False
     return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
 
 

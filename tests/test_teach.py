@@ -47,14 +47,23 @@ def test_one_digit_is_not_taken_for_two(monkeypatch):
 @pytest.mark.parametrize(("driver", "expected"), [(False, "1"), (True, None)])
 def test_triton_interprets_only_where_there_is_no_driver(driver, expected, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(teach, "_has_nvidia_driver", lambda: driver)
+    monkeypatch.setattr(teach, "_can_use_a_gpu", lambda: driver)
+    teach.start(labcore.__version__)
+    assert os.environ.get("TRITON_INTERPRET") == expected
+
+
+@pytest.mark.parametrize(("torch", "expected"), [("2.13.0+cpu", "1"), ("2.13.0", None)])
+def test_triton_interprets_beside_a_torch_that_knows_no_gpu(torch, expected, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(teach, "version", lambda package: torch)
+    monkeypatch.setattr(teach.shutil, "which", lambda name: f"/usr/bin/{name}")
     teach.start(labcore.__version__)
     assert os.environ.get("TRITON_INTERPRET") == expected
 
 
 def test_a_choice_already_made_stays(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(teach, "_has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(teach, "_can_use_a_gpu", lambda: False)
     teach.start(labcore.__version__)
     assert os.environ["TRITON_INTERPRET"] == "0"
 
