@@ -173,7 +173,7 @@ def admit(
     return Admission.OK if has_room(needed, num_free, num_running, limits) else Admission.LATER
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # `in` and `remove` mean this one, not one like it
 class Resident:
     """A sequence as a policy sees it: its place in the order of arrival, its tokens.
 

@@ -55,7 +55,7 @@ def forward_paged_decode(
         raise ValueError(f"{len(tokens)} tokens for {len(seq_ids)} sequences")
     if len(set(seq_ids)) < len(seq_ids):
         raise ValueError(f"a sequence is named twice: {seq_ids}")
-    attention = _find_attention(attention, kv)
+    attention = find_attention(attention, kv)
     new_tokens = {seq_id: [token] for seq_id, token in zip(seq_ids, tokens, strict=True)}
     ids, positions, slots = _start(model, kv, new_tokens)  # each [batch]
     through_table = attention(kv.block_tables(seq_ids), positions + 1, kv.keys[0])
@@ -172,7 +172,7 @@ def generate(
         raise ContextOverflow(f"{longest} tokens to store, {model.config.n_positions} positions")
     if not all(prompts):
         raise ValueError(f"prompt {prompts.index([])} has no tokens")
-    attention = _find_attention(attention, kv)
+    attention = find_attention(attention, kv)
     rows = {object(): row for row in range(len(prompts))}  # seq_id: row, of those that go on
     answers = [[] for _ in prompts]
     try:
@@ -198,8 +198,12 @@ def generate(
     return answers
 
 
-def _find_attention(attention, kv):
-    """The function that `attention` names, or the error that is known before blocks are taken."""
+def find_attention(attention: str | Callable, kv: PagedKV) -> Callable:
+    """The function that `attention` names, or the error that is known before blocks are taken.
+
+    Raises ValueError for another name; TypeError or RuntimeError where it cannot read the pool.
+    Given.
+    """
     if isinstance(attention, str) and attention not in ATTENTION:
         raise ValueError(f"attention is one of {', '.join(ATTENTION)}, got {attention!r}")
     attention = ATTENTION.get(attention, attention)

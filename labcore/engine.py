@@ -32,7 +32,13 @@ from labcore.admission import (
     submit,
 )
 from labcore.caches import PagedKV
-from labcore.decode import forward_paged_decode, greedy, prefill_packed, prefill_paged
+from labcore.decode import (
+    find_attention,
+    forward_paged_decode,
+    greedy,
+    prefill_packed,
+    prefill_paged,
+)
 from labcore.gpt2 import GPT2
 from labcore.jobs import History
 from labcore.swap import HostPool
@@ -88,7 +94,7 @@ class Engine:
     ) -> None:
         _check_parts(model, kv, limits, host)
         self.model, self.kv, self.policy, self.victim = model, kv, policy, victim
-        self.choose, self.attention, self.host = choose, attention, host
+        self.choose, self.attention, self.host = choose, find_attention(attention, kv), host
         self.limits = limits if policy.grows else replace(limits, watermark=0.0)
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
@@ -137,7 +143,8 @@ class Engine:
     def step(self) -> None:
         """Admit, make room, run the model once for all, let go who is done.
 
-        Where the model, a copy or `choose` raises, no token is lost, and another call goes on.
+        Where the model, a copy or `choose` raises, nothing is lost: another call goes on from there
+        to the same answers.
         """
         self._choose_tokens()  # those that a failed step has left
         self._admit()

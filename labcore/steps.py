@@ -78,10 +78,11 @@ class StepLoop:
         self.counts.stored, max_steps = 0, self.jobs.max_steps
         if budget := self.costs.token_budget:  # a victim's prompt takes steps once more
             max_steps *= 2 + max(self.jobs.lengths, default=0) // budget
-        charged = 0  # preemptions that a step has been charged for
+        rounds = charged = 0  # of the loop; preemptions that a step has been charged for
         while self.coming or self.waiting or self.running:
-            if self.counts.steps >= max_steps:
+            if rounds >= max_steps:
                 raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
+            rounds += 1
             self.arrive()
             self.admit()
             for sequence in self.running.copy():
@@ -167,9 +168,8 @@ class StepLoop:
         if counts.history:
             counts.history.victims.append((counts.steps, i))
         whole = victim.computed == victim.stored and self.jobs.samples == 1
-        used = self.jobs.blocks(
-            i, victim.stored
-        )  # a block taken ahead and still empty stays behind
+        # a block taken ahead and still empty stays behind
+        used = self.jobs.blocks(i, victim.stored)
         if whole and used <= self.host_free:
             victim.swapped = used
             self.host_free -= victim.swapped

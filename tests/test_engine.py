@@ -1,12 +1,23 @@
 """The engine: the answers of transformers under every policy, and what servers get wrong."""
 
+from copy import deepcopy
 from functools import cache
 from itertools import product
 
 import pytest
 import torch
 from engines import CountingPool, ask, check, check_all_free, finish, make_engine, stub
-from models import dense_greedy, odd, paged_cache, random_tokens, reference, reference_greedy, tiny
+from models import (
+    NAN,
+    dense_greedy,
+    odd,
+    paged_cache,
+    poison,
+    random_tokens,
+    reference,
+    reference_greedy,
+    tiny,
+)
 
 from labcore.admission import (
     Limits,
@@ -313,6 +324,14 @@ def test_a_request_may_cancel_another_one_while_tokens_are_chosen():
 # Requests that cannot be served
 
 
+def finish_with_strangers(engine):
+    """`finish` where somebody else holds blocks, too."""
+    while engine.waiting or engine.running:
+        engine.step()
+        engine.check_invariants()
+        poison(engine.kv, NAN)
+
+
 def test_s1_prompts_that_can_never_fit_do_not_block_the_one_behind_them():
     """Source: vllm-project/vllm #35541, PR #35570; sgl-project/sglang #14948"""
     engine = make_engine(stub(), num_blocks=49, block_size=16)
@@ -354,12 +373,6 @@ def test_s1_nothing_waits_for_blocks_that_somebody_else_holds(host_blocks):
     check_all_free(engine)
 
 
-def finish_with_strangers(engine):
-    while engine.waiting or engine.running:
-        engine.step()
-        engine.check_invariants()
-
-
 def test_s1_a_preempted_request_whose_blocks_are_gone_is_refused_and_forgotten_on_the_host():
     engine = four_requests(host_blocks=2)
     for number in (2, 3):
@@ -388,29 +401,29 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_one_token_less_is_answer
 
 # Groups that are preempted
 
-GROUP = {"num_blocks": 5, "block_size": 4, "max_context": 8}
-
 
 @pytest.mark.parametrize("ended", [None, 0, 1, 2])
 def test_b3_a_group_comes_back_sharing_its_prompt_and_without_who_has_ended(ended, monkeypatch):
     """Three samples of a prompt of 6; one of them may have ended. Blocks of 4, five in all.
 
-    With 1 or 2 tokens stored behind the prompt the group holds 1 shared block and 3 of its own.
-    Without sharing it would need 6 to come back, more than there are.
+    With 1 or 2 tokens stored behind the prompt the group holds 1 shared block and one of its own
+    for each sample that goes on. Without sharing three would need 6 to come back, more than there
+    are. A stranger leaves it just what it needs.
     Source: vllm-project/vllm #1423, PR #2186, #4451, #8844
     """
-    prompt, texts = random_tokens(6, 1, 53), {}
-    for sample in range(3):
-        texts[0, sample] = [10 + sample, 20 + sample, 30 + sample]
-    if ended is not None:
-        texts[0, ended][1] = 0
-    rules = {"choose": scripted(texts)}
-    expected = make_engine(odd(eos_token_id=0), 5, 4, max_context=8, **rules)
-    expected.submit(prompt, 3, samples=3)
-    finish(expected)
+    draw, prompt = sampler(1.0, seed=3), random_tokens(6, 1, 53)
 
-    engine = make_engine(odd(eos_token_id=0), **GROUP, **rules)
-    engine.submit(prompt, 3, samples=3)
+    def choose(logits, rows, step):
+        return [0] if (rows, step) == ([(0, ended)], 1) else draw(logits, rows, step)
+
+    def submit():
+        engine = make_engine(odd(eos_token_id=0), 5, 4, max_context=8, choose=choose)
+        engine.submit(prompt, 3, samples=3)
+        return engine
+
+    expected, engine = finish(submit()), submit()
+    lengths = [1 if sample == ended else 3 for sample in range(3)]
+    assert [len(answer) for answer in expected.answers[0]] == lengths
     engine.step()
     going = 3 if ended is None else 2
     assert [len(engine.running[0].answers[s]) for s in engine.running[0].going] == [2] * going
@@ -428,8 +441,9 @@ def test_b3_a_group_comes_back_sharing_its_prompt_and_without_who_has_ended(ende
         write(layer, slots, k, v)
 
     monkeypatch.setattr(engine.kv, "write", count)
-    finish(engine, spoil=True)
-    assert engine.history.free[-1] == 5 - in_use
+    engine.kv.tables.add("stranger", 4 * (5 - in_use))
+    finish_with_strangers(engine)
+    assert engine.history.free[-1] == 0
     assert len(written) == 6 + going + going  # the prompt once, a token each, and the next step's
     assert engine.history.admitted == [(0, 0), (1, 0)]
     assert engine.answers == expected.answers
@@ -658,3 +672,10 @@ def test_requests_may_come_while_others_run():
         assert engine.answers[i] == [dense_greedy(odd(), prompt, limit)[len(prompt) :]]
     engine.step()  # nobody is there
     assert engine.steps == len(engine.history.running)
+
+
+def test_attention_that_cannot_read_the_cache_is_refused_when_the_engine_is_made():
+    with pytest.raises(ValueError, match="gather, in_place, triton, got 'flash'"):
+        make_engine(stub(), 9, 3, attention="flash")
+    with pytest.raises(TypeError, match="reads float32 and float64"):
+        make_engine(deepcopy(stub()).half(), 9, 3, attention="in_place")

@@ -260,22 +260,28 @@ def test_a_refused_call_changes_nothing(what):
     check(kv, pool)
 
 
-def test_asking_changes_nothing_and_a_full_host_says_so():
-    kv, pool = make_pools(host=2)
-    store(kv, "s", 17)
+@pytest.mark.parametrize(("host", "room"), [(2, False), (3, True)])
+def test_asking_for_room_changes_nothing_and_counts_blocks_that_hold_tokens(host, room):
+    kv, pool = make_pools(host=host)
+    store(kv, "s", 17, room=10)
     before = everything(kv, pool)
-    assert not pool.has_room("s")
+    assert pool.has_room("s") == room
     assert everything(kv, pool) == before
 
 
-def test_what_is_forgotten_leaves_its_blocks_to_others():
-    kv, pool = make_pools()
+def test_what_is_forgotten_leaves_its_blocks_to_others_the_first_one_first():
+    kv, pool = make_pools(device=6)
     store(kv, "s", 24)
+    store(kv, "next", 24)
     pool.swap_out("s")
+    assert pool.tables["s"] == [0, 1, 2]
     pool.forget("s")
-    assert free(kv, pool) == (4, 4)
-    with pytest.raises(KeyError):
-        pool.swap_in("s")
+    assert free(kv, pool) == (3, 4)
+    for call in (pool.swap_in, pool.can_return, pool.forget):
+        with pytest.raises(KeyError):
+            call("s")
+    pool.swap_out("next")
+    assert pool.tables["next"] == [0, 1, 2]
     check(kv, pool)
 
 
