@@ -225,7 +225,8 @@ def decaying_ratio(start: float = 0.7, factor: float = 0.14, steps: int = 600) -
 
     The newcomer counts in full. The fraction falls from `start` to `factor` times that over `steps`
     steps without a preemption. SGLang (PRs #708, #1811; v0.4 and later); left out: after a
-    preemption it estimates the fraction from what has been generated, here it is `start` again.
+    preemption it estimates the fraction from what has been generated, here it is `start` again; a
+    group counts as one sequence.
     Built in: ch08b
     """
     if not (0 <= start <= 1 and 0 <= factor <= 1 and steps >= 1):
@@ -271,7 +272,7 @@ def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -
     `expect(request, server, limits)` says how many tokens a sequence will still store. The pool is
     fullest just before somebody ends: then all who go on have grown as much as he has. Cost:
     O(running squared), in numpy. Gong et al. 2025, "Past-Future Scheduler" (LightLLM); left out: it
-    samples lengths where a quantile is taken here. Built in: ch08b
+    samples lengths where a quantile is taken here, and a group counts as one sequence. Built in: ch08b
     """
 
     def admits(request, server, limits):

@@ -177,6 +177,14 @@ def test_the_checks_can_fail(kind):
         memory.check_invariants()
 
 
+def test_a_piece_that_starts_between_two_buddies_is_noticed():
+    memory = Buddy(8)
+    memory.holes.clear()
+    memory.holes.update({1: {0, 7}, 2: {1, 3, 5}})
+    with pytest.raises(AssertionError):
+        memory.check_invariants()
+
+
 def test_holes_that_touch_are_noticed():
     memory = FirstFit(8)
     memory.holes = [(0, 4), (4, 8)]
@@ -235,6 +243,22 @@ def test_a_region_larger_than_any_piece_is_refused_at_the_start():
 def test_memory_in_one_piece_is_for_policies_that_reserve():
     with pytest.raises(ValueError, match="paged grows, and a region of contiguous memory does not"):
         run(paged, [(4, 1)], FirstFit)
+
+
+def test_memory_that_never_gives_a_region_fails_loudly():
+    """Asked at submission it has room, and then never has any."""
+
+    class Full(FirstFit):
+        def allocate(self, size):
+            return None
+
+    kinds = iter([FirstFit, Full])
+
+    def memory(size):
+        return next(kinds)(size)
+
+    with pytest.raises(RuntimeError, match="should end did not, in 4 steps"):
+        run(reserve_limit, [(4, 2)], memory, budget=16, declared=2)
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from labcore.admission import Limits, newest, oldest, paged, reserve_limit
+from labcore.admission import Limits, lowest_priority, newest, oldest, paged, reserve_limit
 from labcore.costs import ConstantStep, Costs, Recovery, Roofline, link_seconds
 from labcore.jobs import Counts, Jobs
 from labcore.simulator import simulate
@@ -204,6 +204,40 @@ def test_the_host_pool_is_full_while_a_victim_lies_there():
         assert result.history.victims == [(1, 2), (3, 1), (5, 2), (6, 2)]
         assert (result.swaps, result.recomputed_tokens) == (swaps, recomputed)
         assert result.steps == 11
+
+
+def test_a_block_taken_ahead_and_still_empty_is_not_copied():
+    """3 blocks of 2. Step 0: request 0 takes the third one for its next token; then it must go.
+
+    It has 2 tokens in 1 block, and the host has room for 1. It is back when request 1 has ended.
+    """
+    recovery = Recovery(host_blocks=1, block_seconds=0.5)
+    costs, pool = Costs(recovery=recovery), {"budget": 6, "declared": 2}
+    result = run([(2, 2), (2, 1)], costs, victim=oldest, **pool)
+    assert result.history.victims == [(0, 0)]
+    assert (result.swaps, result.recomputed_tokens) == (1, 0)
+    assert result.seconds == 3 + 2 * 0.5
+
+
+def test_a_victim_may_be_swapped_once_and_computed_the_next_time():
+    """5 blocks of 2, and 2 on the host. Three requests of 3 + 5 tokens; the second always goes.
+
+    Steps 1, 2 and 3: with 4 tokens in 2 blocks it finds no third, and goes to the host and back.
+    Step 5: request 0 has ended; it takes a third block, and request 2 comes in. Step 6: request 2
+    needs one too: the second goes with 5 tokens in 3 blocks. Step 10: it is alone, and stores 3.
+    12 copies of a block take 6 seconds, and 5 tokens that are computed half a second.
+    """
+    recovery = Recovery(prefill_rate=10, host_blocks=2, block_seconds=0.5)
+    result = run(
+        [(3, 5)] * 3,
+        Costs(recovery=recovery),
+        budget=10,
+        declared=5,
+        victim=lowest_priority([0, 1, 0]),
+    )
+    assert result.history.victims == [(1, 1), (2, 1), (3, 1), (6, 1)]
+    assert (result.swaps, result.recomputed_tokens, result.steps) == (3, 5, 13)
+    assert result.seconds == 13 + 3 * 2 * 2 * 0.5 + 5 / 10
 
 
 # --- arrivals

@@ -172,6 +172,25 @@ def test_under_a_token_budget_a_prompt_is_computed_once_for_all_answers():
     assert result.first_token == {0: 2}
 
 
+def test_a_group_whose_prompt_is_being_computed_loses_what_there_is_of_it():
+    """8 blocks of 2, 2 samples, 3 tokens a step. Step 0: request 0's 2 tokens, 1 of the other's 8.
+
+    Steps 1 and 2: two answers, in 3 blocks, and a token each of the other prompt, in 4. Step 3:
+    request 0 needs 2 blocks and 1 is free: the other goes with 3 tokens. Steps 4 to 6: all 8.
+    """
+    asked = []
+
+    def step(stored, computed):
+        asked.append(computed)
+        return 1
+
+    costs, pool = Costs(step, token_budget=3), {"block_size": 2, "budget": 16}
+    result = run([(2, 3), (8, 1)], 2, declared=[3, 1], costs=costs, **pool)
+    assert result.history.victims == [(3, 1)]
+    assert result.recomputed_tokens == 3
+    assert asked == [3, 3, 3, 2, 3, 3, 2, 2]
+
+
 @pytest.mark.parametrize("samples", [0, -1, 1.5, float("nan"), "2"])
 def test_a_number_of_samples_that_cannot_be_is_refused(samples):
     with pytest.raises(ValueError, match=f"samples is a whole number, at least 1, got {samples!r}"):

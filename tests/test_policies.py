@@ -111,6 +111,22 @@ def test_the_ratio_stops_falling_and_is_whole_again_after_a_preemption():
         assert not enters(policy, newcomer, running, blocks - 1, calm_steps=calm_steps)
 
 
+def test_a_preemption_begins_the_decay_again_worked_by_hand():
+    """7 blocks of 2; the ratio is 1, then 1/2, then 0. 2 + 5, 2 + 7 and 4 + 4 tokens are declared.
+
+    Step 0: request 0 is in, 12 tokens are free, and 9 + 5 are too many. Step 1: 9 + 4/2 of 10 are.
+    Step 2: request 1 needs 9 of 10, comes in and takes 2; request 2 needs 8 of 8. Then each wants a
+    block more, and there are 2: request 2 goes. Request 0 ends. Step 3: 10 tokens are free, and
+    8 + 6/2 are too many. Step 4: 8 + 5 * 0 are not.
+    """
+    policy = decaying_ratio(start=1, factor=0, steps=2)
+    requests, pool = [(2, 3), (2, 4), (4, 1)], {"budget": 14, "declared": [5, 7, 4]}
+    result = run(policy, requests, block_size=2, **pool)
+    assert result.history.admitted == [(0, 0), (2, 1), (2, 2), (4, 2)]
+    assert result.history.victims == [(2, 2)]
+    assert result.history.free == [5, 5, 2, 5, 1, 4]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     start=st.sampled_from([0, 0.25, 0.5, 1]),
@@ -275,6 +291,20 @@ def test_whatever_fits_comes_in_when_nothing_runs():
     assert not may_enter(policy, newcomer, 11, Server([], 10), LIMITS)
     assert not may_enter(policy, newcomer, 1, Server([Resident(1, 4, 4)], 10), LIMITS)
     assert run(policy, [(4, 2)] * 3, budget=40, declared=4).history.running == [1] * 6
+
+
+def test_a_rule_sees_the_answers_that_have_ended_in_order_of_length():
+    """Two run at a time. Answers of 5 and then of 1 have ended when the last one comes."""
+    seen = []
+
+    def admits(request, server, limits):
+        seen.append((request.index, list(server.answer_lengths)))
+        return len(server.running) < 2
+
+    policy = Policy("two", paged.set_aside, grows=True, admits=admits)
+    run(policy, [(1, 5), (1, 9), (1, 1), (1, 2)], declared=9)
+    assert seen[0] == (1, [])
+    assert seen[-2:] == [(3, [5]), (3, [1, 5])]
 
 
 @pytest.mark.parametrize("policy", [decaying_ratio(0, 0), future_peak(lambda *seen: 1)])
