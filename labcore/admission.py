@@ -272,7 +272,8 @@ def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -
     `expect(request, server, limits)` says how many tokens a sequence will still store. The pool is
     fullest just before somebody ends: then all who go on have grown as much as he has. Cost:
     O(running squared), in numpy. Gong et al. 2025, "Past-Future Scheduler" (LightLLM); left out: it
-    samples lengths where a quantile is taken here, and a group counts as one sequence. Built in: ch08b
+    samples lengths where a quantile is taken here, and a group counts as one sequence.
+    Built in: ch08b
     """
 
     def admits(request, server, limits):
