@@ -16,9 +16,9 @@ from html.parser import HTMLParser
 import pytest
 from chapters import ROOT
 
+from bookkit import plot
 from bookkit.explorer import MOST_BYTES, explore
 from bookkit.picture import Picture, drawing
-from labcore import plot
 
 STATIC = ROOT / "book" / "_static"
 SLIDER = "application/vnd.jupyter.widget-view+json"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookkit import plot
 from bookkit.picture import COLOURS, hatched, outlined, rectangles, short
-from labcore import plot
 from labcore.blocks import BlockAllocator, BlockTables
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -130,7 +130,7 @@ def test_every_id_is_used_and_every_reference_finds_its_id():
 
 def test_importing_plot_and_drawing_blocks_loads_no_library():
     code = (
-        "import sys; from labcore import plot; plot.draw_pool([0, None]);"
+        "import sys; from bookkit import plot; plot.draw_pool([0, None]);"
         "print({'matplotlib', 'numpy', 'IPython'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
