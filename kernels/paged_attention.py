@@ -97,18 +97,17 @@ def paged_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """One query a sequence, against the keys and values that its table names, read where they lie.
 
-    Shapes as in `kernels.reference.paged_attention`: queries [batch, q_heads, head_dim], pools
-    [num_blocks, block_size, kv_heads, head_dim], all three float32, float16 or bfloat16; tables
-    [batch, max_blocks] and lengths [batch], both int32. Each last axis lies without gaps. Returns
-    `out` [batch, q_heads, head_dim] in the queries' type, and with `return_lse` also the logarithm
-    of each softmax's sum, [batch, q_heads] in float32. A sequence of length 0 gives 0 and -inf.
-    Products of float32 are exact ones (no TF32); sums are float32 throughout.
+    Shapes as in `kernels.reference.paged_attention`; queries and pools are float32, float16 or
+    bfloat16, tables and lengths int32, and each last axis lies without gaps. Returns `out` in the
+    queries' shape and type, and with `return_lse` also the logarithm of each softmax's sum, [batch,
+    q_heads] in float32. A sequence of length 0 gives 0 and -inf. Products of float32 are exact ones
+    (no TF32); sums are float32 throughout.
 
     `max_seq_len`, by default the table's whole width, helps `plan` to choose `launch`; the answer
     does not depend on either. `check_ids` looks at lengths and used ids, which makes the host wait
     for the card: switch it off where the tables are your own, and in a CUDA graph. A wrong id then
-    reads foreign memory. Raises what `find_kernels` does, TypeError and ValueError for what does
-    not fit together; nothing has been written then.
+    reads foreign memory. Raises as `find_kernels`, TypeError and ValueError for what does not fit
+    together; nothing has been written then.
     Cost: every key and value of the batch is read once. Source: Kwon et al. 2023, section 4.3;
     splits: Dao et al. 2023, "Flash-Decoding".  Built in: ch06, where one program reads all
     """
@@ -117,7 +116,10 @@ def paged_attention(
     split_kv, card = find_kernels(key_pool)
     if check_ids:
         check_tables(key_pool, block_tables, seq_lens)
-    out = _output(out, queries)
+    if out is None:
+        out = queries.new_empty(queries.shape)
+    else:
+        _check_output(out, queries)
     batch, q_heads, head_dim = queries.shape
     block_size, kv_heads = key_pool.shape[1:3]
     if launch is None:
@@ -198,31 +200,23 @@ def find_kernels(pool: torch.Tensor) -> tuple[ModuleType, Card | None]:
 
 def _check_tensors(queries, key_pool, value_pool, block_tables, seq_lens):
     """Types of number, devices and strides: what the kernels take for granted."""
-    numbers, integers = (queries, key_pool, value_pool), (block_tables, seq_lens)
-    if len({tensor.dtype for tensor in numbers}) > 1:
-        types = ", ".join(str(tensor.dtype) for tensor in numbers)
-        raise TypeError(f"queries, keys and values are of one type, got {types}")
-    if any(tensor.dtype != torch.int32 for tensor in integers):
-        types = " and ".join(str(tensor.dtype) for tensor in integers)
-        raise TypeError(f"block tables and lengths are int32, got {types}")
-    devices = [tensor.device for tensor in numbers + integers]
+    tensors = queries, key_pool, value_pool, block_tables, seq_lens
+    types, devices = [t.dtype for t in tensors], [t.device for t in tensors]
+    if len(set(types[:3])) > 1:
+        got = ", ".join(map(str, types[:3]))
+        raise TypeError(f"queries, keys and values are of one type, got {got}")
+    if types[3:] != [torch.int32, torch.int32]:
+        raise TypeError(f"block tables and lengths are int32, got {types[3]} and {types[4]}")
     if len(set(devices)) > 1:
         raise ValueError(f"all tensors are on one device, got {', '.join(map(str, devices))}")
-    for tensor in numbers + integers:
+    for tensor in tensors:
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-            raise ValueError(
-                "each last axis must lie without gaps: a tensor of shape "
-                f"{tuple(tensor.shape)} has strides {tensor.stride()}"
-            )
+            what = f"a tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}"
+            raise ValueError(f"each last axis must lie without gaps: {what}")
 
 
-def _output(out, queries):
-    if out is None:
-        return queries.new_empty(queries.shape)
-    wanted = queries.shape, queries.dtype, queries.device
-    if (out.shape, out.dtype, out.device) != wanted or not out.is_contiguous():
-        raise ValueError(
-            f"out is a contiguous tensor like the queries, {wanted}, got "
-            f"{(out.shape, out.dtype, out.device)} with strides {out.stride()}"
-        )
-    return out
+def _check_output(out, queries):
+    wanted, got = ((t.shape, t.dtype, t.device) for t in (queries, out))
+    if got != wanted or not out.is_contiguous():
+        got = f"{got} with strides {out.stride()}"
+        raise ValueError(f"out is a contiguous tensor like the queries, {wanted}, got {got}")

@@ -35,20 +35,14 @@ def paged_attention(
     for row, length in enumerate(seq_lens.tolist()):
         if length == 0:
             continue
+        used = block_tables[row, : -(-length // key_pool.shape[1])].long()
         keys, values = (
-            _gather(pool, block_tables[row], length).repeat_interleave(group, dim=1)
+            pool[used].flatten(0, 1)[:length].double().repeat_interleave(group, dim=1)
             for pool in (key_pool, value_pool)
         )  # [length, q_heads, head_dim]
         scores = torch.einsum("hd,thd->ht", queries[row].double(), keys) * scale
         out[row] = torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values)
     return out
-
-
-def _gather(pool: torch.Tensor, block_table: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` tokens of a sequence, in order: [length, kv_heads, head_dim], float64."""
-    block_size = pool.shape[1]
-    used = block_table[: -(-length // block_size)].long()
-    return pool[used].flatten(0, 1)[:length].double()
 
 
 def check_shapes(
@@ -93,7 +87,5 @@ def check_tables(
     row = int(wrong.int().argmax())
     length, ids = int(seq_lens[row]), block_tables[row, : max(0, used[row])].tolist()
     if not 0 <= length <= room * block_size:
-        raise ValueError(
-            f"row {row}: {length} tokens in a table of {room} blocks of {block_size} tokens"
-        )
+        raise ValueError(f"row {row}: {length} tokens in a table of {room} blocks of {block_size}")
     raise ValueError(f"row {row}: block ids {ids} in a pool of {num_blocks}")

@@ -42,7 +42,6 @@ class Limits:
     watermark: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse settings under which nothing could be served."""
         least = {"num_blocks": 1, "block_size": 1, "declared": 0, "max_context": 2}
         for name, smallest in least.items():
             value = getattr(self, name)
@@ -99,8 +98,7 @@ def room_for_stored(prompt: int, stored: int, limits: Limits) -> int:
 #: Servers before Orca, and Orca's Max in the PagedAttention paper. Left out: its buddy allocator.
 #: Built in: ch07
 reserve_max = Policy("reserve_max", room_for_maximum, grows=False)
-#: TensorRT-LLM's default (no request is ever evicted). Left out: its rounding and chunked prefill.
-#: Built in: ch07
+#: TensorRT-LLM's default: no eviction. Left out: its rounding, chunked prefill. Built in: ch07
 reserve_limit = Policy("reserve_limit", room_for_declared, grows=False)
 #: Orca's Pow2 in the PagedAttention paper, which rounds the output up as this does the declared
 #: limit. Left out: its buddy allocator (`labcore.contiguous`). Built in: ch08b
@@ -175,15 +173,12 @@ def admit(
 
 @dataclass(slots=True, eq=False)  # `in` and `remove` mean this one, not one like it
 class Resident:
-    """A sequence as a policy sees it: its place in the order of arrival, its tokens.
-
-    `declared` is the output limit that the request states.  Given.
-    """
+    """A sequence as a policy sees it: its tokens, and its place in the order of arrival. Given."""
 
     index: int
     prompt: int
     stored: int
-    declared: int = 512
+    declared: int = 512  # the output limit that the request states
 
     @property
     def generated(self) -> int:
@@ -193,10 +188,10 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server as an admission rule sees it.
+    """A server as an admission rule sees it: who runs, in order of admission, and free blocks.
 
-    The sequences that run, in order of admission; free blocks; steps since the last preemption, or
-    since the start; the lengths of the answers that have ended, in order of length.  Given.
+    `calm_steps` are those since the last preemption, or the start; `answer_lengths`, in order of
+    length, are of the answers that have ended. Given.
     """
 
     running: Sequence[Resident]
@@ -226,8 +221,7 @@ def decaying_ratio(start: float = 0.7, factor: float = 0.14, steps: int = 600) -
     The newcomer counts in full. The fraction falls from `start` to `factor` times that over `steps`
     steps without a preemption. SGLang (PRs #708, #1811; v0.4 and later); left out: after a
     preemption it estimates the fraction from what has been generated, here it is `start` again; a
-    group counts as one sequence.
-    Built in: ch08b
+    group counts as one sequence. Built in: ch08b
     """
     if not (0 <= start <= 1 and 0 <= factor <= 1 and steps >= 1):
         raise ValueError(f"two fractions and a number of steps, got {start}, {factor}, {steps}")
@@ -272,8 +266,7 @@ def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -
     `expect(request, server, limits)` says how many tokens a sequence will still store. The pool is
     fullest just before somebody ends: then all who go on have grown as much as he has. Cost:
     O(running squared), in numpy. Gong et al. 2025, "Past-Future Scheduler" (LightLLM); left out: it
-    samples lengths where a quantile is taken here, and a group counts as one sequence.
-    Built in: ch08b
+    samples lengths, here a quantile is taken; a group counts as one sequence. Built in: ch08b
     """
 
     def admits(request, server, limits):
@@ -314,10 +307,7 @@ def newest(running: Sequence[Resident]) -> Resident:
 
 
 def fewest_generated(running: Sequence[Resident]) -> Resident:
-    """The victim has the fewest generated tokens; among equals the later arrival goes. O(n).
-
-    Built in: ch08a
-    """
+    """The victim has the fewest generated tokens, the latest of equals. O(n). Built in: ch08a"""
     return min(running, key=lambda sequence: (sequence.generated, -sequence.index))
 
 
@@ -327,9 +317,9 @@ def oldest(running: Sequence[Resident]) -> Resident:
 
 
 def least_computed(running: Sequence[Resident]) -> Resident:
-    """The victim has the fewest stored tokens; among equals the later arrival goes. O(n).
+    """The victim has the fewest stored tokens, the latest of equals. O(n). Built in: ch08b
 
-    Proposed for vLLM (#54644). Built in: ch08b
+    Proposed for vLLM (#54644).
     """
     return min(running, key=lambda sequence: (sequence.stored, -sequence.index))
 
@@ -337,9 +327,8 @@ def least_computed(running: Sequence[Resident]) -> Resident:
 def lowest_priority(classes: Sequence[int]) -> Callable:
     """The victim is of the largest class, and there the later arrival: 0 is served best.
 
-    `classes` has each request's class, by its place in the order of arrival; raises ValueError
-    where it has none. vLLM's priority scheduling; left out: it also sorts the queue.
-    Built in: ch08b
+    `classes` has each request's class, in order of arrival; raises ValueError where it has none.
+    vLLM's priority scheduling; left out: it also sorts the queue. Built in: ch08b
     """
 
     def class_of(sequence):

@@ -5,7 +5,7 @@ a card, a link. What is left out: the time of the scheduler, of sampling, and of
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from numbers import Integral
 
@@ -17,7 +17,6 @@ class ConstantStep:
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a time that no step takes."""
         if not 0 <= self.seconds < inf:
             raise ValueError(f"a step takes a finite time, at least 0, got {self.seconds} seconds")
 
@@ -44,7 +43,6 @@ class Roofline:
     overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a machine that cannot be."""
         amounts = self.weight_bytes, self.token_bytes, self.flops, self.overhead
         rates = self.bandwidth, self.flops_per_second
         if not (all(0 <= amount < inf for amount in amounts) and all(rate > 0 for rate in rates)):
@@ -71,7 +69,6 @@ class Recovery:
     block_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse rates and times that nothing has."""
         if not (self.prefill_rate > 0 and self.host_blocks >= 0 and 0 <= self.block_seconds < inf):
             raise ValueError(
                 f"a rate is above 0, a number of blocks and a time are not below: {self}"
@@ -98,11 +95,10 @@ class Costs:
     """
 
     step: Callable[[int, int], float] = ConstantStep()
-    recovery: Recovery = field(default_factory=Recovery)
+    recovery: Recovery = Recovery()
     token_budget: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a budget that computes nothing."""
         budget = self.token_budget
         if budget is not None and not (isinstance(budget, Integral) and budget >= 1):
             raise ValueError(f"a token budget is a whole number, at least 1, got {budget!r}")

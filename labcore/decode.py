@@ -21,13 +21,7 @@ import torch
 from tqdm import trange
 
 from kernels.paged_attention import find_kernels
-from labcore.attention import (
-    IN_PLACE_DTYPES,
-    causal_attention,
-    gather,
-    in_place,
-    triton_kernel,
-)
+from labcore.attention import IN_PLACE_DTYPES, causal_attention, gather, in_place, triton_kernel
 from labcore.caches import ContextOverflow, PagedKV
 from labcore.gpt2 import GPT2
 
@@ -181,7 +175,7 @@ def generate(
         logits = prefill_packed(model, kv, dict(zip(rows, prompts, strict=True)))
         for step in trange(max_new_tokens, unit="step", delay=5, leave=False):
             chosen = choose(logits, list(rows.values()), step)
-            newest = dict(zip(list(rows), map(index, chosen), strict=True))
+            newest = dict(zip(rows, map(index, chosen), strict=True))
             for seq_id, token in newest.items():
                 if token == model.config.eos_token_id:
                     kv.tables.drop(seq_id)

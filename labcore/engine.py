@@ -15,7 +15,7 @@ what, and when, the simulator says from the lengths alone::
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import index
 
 from labcore.admission import (
@@ -32,19 +32,12 @@ from labcore.admission import (
     submit,
 )
 from labcore.caches import PagedKV
-from labcore.decode import (
-    find_attention,
-    forward_paged_decode,
-    greedy,
-    prefill_packed,
-    prefill_paged,
-)
+from labcore.decode import find_attention, forward_paged_decode, greedy, prefill_packed
 from labcore.gpt2 import GPT2
 from labcore.jobs import History
 from labcore.swap import HostPool
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Generation(Resident):
     """A request on its way: the ids of its prompt, and an answer for each of its samples.
 
@@ -53,10 +46,11 @@ class Generation(Resident):
     limit that this request declared. Given.
     """
 
-    limits: Limits
-    prompt_ids: list[int]
-    answers: list[list[int]]
-    going: list[int]
+    def __init__(self, number: int, prompt_ids: list[int], limits: Limits, samples: int) -> None:
+        super().__init__(number, len(prompt_ids), len(prompt_ids), limits.declared)
+        self.prompt_ids, self.limits = prompt_ids, limits
+        self.answers: list[list[int]] = [[] for _ in range(samples)]
+        self.going = list(range(samples))
 
     @property
     def seq_ids(self) -> list[tuple[int, int]]:
@@ -112,14 +106,21 @@ class Engine:
         ValueError for no prompt, no new tokens, no samples, tokens outside the vocabulary, and more
         than one sample under a policy that reserves.
         """
-        request = _request(self, prompt, max_new_tokens, samples)
+        ids, declared, samples = list(map(index, prompt)), index(max_new_tokens), index(samples)
+        if min(len(ids), declared, samples) < 1 or (samples > 1 and not self.policy.grows):
+            asked = f"{samples} samples of {declared} tokens after a prompt of {len(ids)}"
+            raise ValueError(f"{asked}, under {self.policy.name}")
+        vocab_size = self.model.config.vocab_size
+        if outside := [token for token in ids if not 0 <= token < vocab_size]:
+            raise ValueError(f"tokens {outside} are outside a vocabulary of {vocab_size}")
+        number, limits = self.num_requests, replace(self.limits, declared=declared)
         self.num_requests += 1
-        reason = submit(self.policy, request.prompt, request.limits, samples)
+        reason = submit(self.policy, len(ids), limits, samples)
         if reason is not None:
-            self.refusals[request.index] = reason
+            self.refusals[number] = reason
         else:
-            self.waiting.append(request)
-        return request.index
+            self.waiting.append(Generation(number, ids, limits, samples))
+        return number
 
     def cancel(self, number: int) -> None:
         """Forget a request that waits or runs; its blocks are free at once. Raises KeyError."""
@@ -226,7 +227,6 @@ class Engine:
         self.calm_since = self.steps
 
     def _leave(self, request):
-        """Give back all blocks of a running request."""
         for seq_id in request.seq_ids:
             self.kv.tables.drop(seq_id)
         self.running.remove(request)
@@ -234,9 +234,8 @@ class Engine:
     def _refuse(self, request, needed):
         """Nobody runs and it still does not fit: somebody else has blocks and will not leave."""
         free = self.kv.tables.allocator.num_free
-        self.refusals[request.index] = (
-            f"cache too small: needs {needed} free blocks, there are {free}"
-        )
+        reason = f"cache too small: needs {needed} free blocks, there are {free}"
+        self.refusals[request.index] = reason
         self._forget_on_host(request)
 
     def _choose_tokens(self):
@@ -280,43 +279,19 @@ class Engine:
 
 def _check_parts(model, kv, limits, host):
     """Refuse parts of an engine that do not fit together."""
-    pool, weight = (kv.tables.allocator.num_blocks, kv.tables.block_size), model.wte.weight
+    pool = kv.tables.allocator.num_blocks, kv.tables.block_size
+    config, weight = model.config, model.wte.weight
     if (limits.num_blocks, limits.block_size) != pool:
         raise ValueError(f"{limits} for a pool of {pool[0]} blocks of {pool[1]} tokens")
-    if (kv.config, kv.keys.dtype, kv.keys.device) != (model.config, weight.dtype, weight.device):
+    if (kv.config, kv.keys.dtype, kv.keys.device) != (config, weight.dtype, weight.device):
         raise ValueError(
             f"a cache for {kv.config}, {kv.keys.dtype} on {kv.keys.device}; "
-            f"a model of {model.config}, {weight.dtype} on {weight.device}"
+            f"a model of {config}, {weight.dtype} on {weight.device}"
         )
-    if limits.max_context > model.config.n_positions:
-        raise ValueError(
-            f"a context of {limits.max_context} in {model.config.n_positions} positions"
-        )
+    if limits.max_context > config.n_positions:
+        raise ValueError(f"a context of {limits.max_context} in {config.n_positions} positions")
     if host is not None and host.kv is not kv:
         raise ValueError("the host pool belongs to another cache")
-
-
-def _request(engine, prompt, max_new_tokens, samples):
-    """A request as it comes in: nothing is stored, and every sample has an answer to write."""
-    ids, declared, samples = list(map(index, prompt)), index(max_new_tokens), index(samples)
-    if min(len(ids), declared, samples) < 1 or (samples > 1 and not engine.policy.grows):
-        raise ValueError(
-            f"{samples} samples of {declared} tokens after a prompt of {len(ids)}, under "
-            f"{engine.policy.name}"
-        )
-    vocab_size = engine.model.config.vocab_size
-    if outside := [token for token in ids if not 0 <= token < vocab_size]:
-        raise ValueError(f"tokens {outside} are outside a vocabulary of {vocab_size}")
-    return Generation(
-        engine.num_requests,
-        prompt=len(ids),
-        stored=len(ids),
-        declared=declared,
-        limits=replace(engine.limits, declared=declared),
-        prompt_ids=ids,
-        answers=[[] for _ in range(samples)],
-        going=list(range(samples)),
-    )
 
 
 def _compute(model, kv, request, room):
@@ -329,7 +304,7 @@ def _compute(model, kv, request, room):
     kv.tables.add(first)
     try:
         kv.reserve({first: room})
-        logits = prefill_paged(model, kv, first, known)
+        (logits,) = prefill_packed(model, kv, {first: known})
         for other in others:
             kv.tables.fork(first, other)
         if others and request.generated:

@@ -65,10 +65,7 @@ class SimulationResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens of what has finished, a second: what clients got.
-
-        Raises ValueError for a run without seconds.
-        """
+        """Output tokens of what has finished, a second. ValueError for a run without seconds."""
         if self.seconds is None:
             raise ValueError("the fast way counts no seconds: simulate with costs")
         return self.output_tokens / self.seconds if self.output_tokens else 0.0
@@ -113,12 +110,12 @@ def simulate(
         workload = draw(workload, seed=seed, max_context=limits.max_context)
     elif not isinstance(workload, Workload):
         workload = from_pairs(workload)
-    come = _arrivals(workload) if arrivals else None
     _check(policy, limits, recompute_steps, samples, memory)
     if not policy.grows:  # what is set aside never grows, so there is nothing to keep headroom for
         limits = replace(limits, watermark=0.0)
     jobs, refusals = _submit_all(policy, workload, limits, declared, samples, memory)
-    jobs = replace(jobs, arrivals=come)
+    if arrivals:
+        jobs = replace(jobs, arrivals=_arrivals(workload))
     counts = Counts(history=History() if history else None)
     rules = victim is not newest or policy.admits is not None
     if rules or arrivals or samples > 1 or memory is not None or costs is not None:
@@ -127,7 +124,9 @@ def simulate(
     else:
         loop = PhaseLoop(jobs, counts)
     loop.run()
-    refusals |= {i: _too_small(jobs, i, tokens) for i, tokens in counts.ended_early.items()}
+    for i, tokens in counts.ended_early.items():  # alone, and still no block for one more token
+        needed = jobs.blocks(i, tokens + 1)
+        refusals[i] = f"cache too small: needs {needed} blocks, the pool has {limits.num_blocks}"
     return _result(jobs, counts, refusals, recompute_steps)
 
 
@@ -180,12 +179,12 @@ def _submit_all(policy, workload, limits, declared, samples, memory):
     lengths = (workload.prompts + np.minimum(workload.outputs, longest)).tolist()
     declared = _declared(declared, len(prompts))
     refusals, room = {}, None
-    most = replace(limits, declared=max(declared, default=0))
+    limits_of = {tokens: replace(limits, declared=tokens) for tokens in set(declared)}
     # where room is taken for what is stored: if the longest prompt fits, all do. Not so for groups,
     # which share more of a longer prompt
-    if prompts and (not policy.grows or samples > 1 or submit(policy, max(prompts), most, samples)):
+    one_by_one = not policy.grows or samples > 1
+    if prompts and (one_by_one or submit(policy, max(prompts), limits_of[max(declared)])):
         kinds = list(zip(prompts, declared, strict=True))
-        limits_of = {tokens: replace(limits, declared=tokens) for tokens in set(declared)}
         blocks, reasons = {}, {}
         for prompt, tokens in set(kinds):
             own, kind = limits_of[tokens], (prompt, tokens)
@@ -204,8 +203,6 @@ def _declared(declared, num_requests):
     if not isinstance(declared, Sequence | np.ndarray):
         return [_whole("declared", declared)] * num_requests
     declared = [_whole("declared", tokens) for tokens in declared]
-    if min(declared, default=0) < 0:
-        raise ValueError(f"declared is an int of at least 0, got {min(declared)}")
     if len(declared) != num_requests:
         raise ValueError(f"{len(declared)} declared limits for {num_requests} requests")
     return declared
@@ -219,37 +216,39 @@ def _refuse_region(blocks, limits, memory):
     return None
 
 
-def _too_small(jobs, i, tokens):
-    """Why a request that ran alone with `tokens` stored could not go on."""
-    needed = jobs.blocks(i, tokens + 1)
-    return f"cache too small: needs {needed} blocks, the pool has {jobs.limits.num_blocks}"
-
-
 def _result(jobs, counts, refusals, recompute_steps):
     """Ratios from closed forms where `labcore.phases` has summed nothing.
 
     There, in any schedule, token k of a sequence is stored in one step.
     """
-    block_size, samples = jobs.limits.block_size, jobs.samples
+    block_size = jobs.limits.block_size
     served = np.array(jobs.accepted, dtype=np.int64)
     early = np.array(list(counts.ended_early), dtype=np.int64)
     first, last = np.array(jobs.prompts), np.array(jobs.lengths)
     last[early] = list(counts.ended_early.values())
     first, last, ended = first[served], last[served], np.isin(served, early)
-    stored, blocks, overruns = counts.stored, counts.held_blocks, 0
+    room = None if jobs.room is None else np.array(jobs.room)[served]
+    stored, blocks = counts.stored, counts.held_blocks
     if stored is None:
-        stored = int((_sum_of_tokens(last) - _sum_of_tokens(first)).sum())
-        sums = _sum_of_blocks(last, block_size) - _sum_of_blocks(first, block_size)
-        if jobs.room is not None:
-            sums = np.array(jobs.room)[served] * (last - first)
-        blocks = int(sums.sum())
-    if jobs.room is not None:
-        overruns = int((last > np.array(jobs.room)[served] * block_size).sum())
+        stored = int((_sum_of_blocks(last, 1) - _sum_of_blocks(first, 1)).sum())
+        by_tokens = _sum_of_blocks(last, block_size) - _sum_of_blocks(first, block_size)
+        blocks = int((by_tokens if room is None else room * (last - first)).sum())
+    overruns = 0 if room is None else int((last > room * block_size).sum())
     set_aside = blocks * block_size
     unused = set_aside - stored
     waiting_steps = counts.waiting_steps or counts.steps
     residents = counts.waiting_residents if counts.waiting_steps else int((last - first).sum())
-    result = SimulationResult(
+    by_steps = {}
+    if counts.stored is not None:
+        held = counts.waiting_steps * jobs.limits.num_blocks
+        by_steps = {
+            "seconds": counts.seconds,
+            "recomputed_tokens": counts.recomputed_tokens,
+            "swaps": counts.swaps,
+            "unreserved": counts.waiting_free / max(held, 1),
+            "first_token": counts.first_token,
+        }
+    return SimulationResult(
         steps=counts.steps,
         charged_steps=counts.steps + recompute_steps * counts.preemptions,
         preemptions=counts.preemptions,
@@ -260,29 +259,15 @@ def _result(jobs, counts, refusals, recompute_steps):
         mean_resident=residents / max(waiting_steps, 1),
         peak_resident=counts.peak_resident,
         finished=counts.finished,
-        output_tokens=samples * int((last - first)[~ended].sum()),
+        output_tokens=jobs.samples * int((last - first)[~ended].sum()),
         overruns=overruns,
         refusals=refusals,
         history=counts.history,
+        **by_steps,
     )
-    if counts.stored is None:
-        return result
-    return replace(
-        result,
-        seconds=counts.seconds,
-        recomputed_tokens=counts.recomputed_tokens,
-        swaps=counts.swaps,
-        unreserved=counts.waiting_free / max(counts.waiting_steps * jobs.limits.num_blocks, 1),
-        first_token=counts.first_token,
-    )
-
-
-def _sum_of_tokens(n):
-    """1 + 2 + ... + n."""
-    return n * (n + 1) // 2
 
 
 def _sum_of_blocks(n, block_size):
-    """The blocks that 1, 2, ... n tokens need, added up."""
+    """The blocks that 1, 2, ... n tokens need, added up; in blocks of one, the tokens."""
     full, rest = np.divmod(n, block_size)
     return block_size * full * (full + 1) // 2 + rest * (full + 1)

@@ -30,14 +30,13 @@ class Job(Resident):
     """A request on its way through the step loop. Given.
 
     `computed` tokens are in the cache; fewer than `stored` while its prompt is computed in pieces.
-    `started` with so many; `swapped` blocks lie in the host's memory.
+    It `started` with so many stored, 0 if it never ran; `swapped` blocks lie on the host.
     """
 
     arrival: float = 0.0
     computed: int = 0
     started: int = 0
     swapped: int = 0
-    was_preempted: bool = False
 
 
 class StepLoop:
@@ -106,9 +105,8 @@ class StepLoop:
         while self.waiting:
             head, jobs = self.waiting[0], self.jobs
             needed = jobs.blocks(head.index, head.stored)
-            server = Server(
-                self.running, self.free, self.counts.steps - self.calm_since, self.answer_lengths
-            )
+            calm_steps = self.counts.steps - self.calm_since
+            server = Server(self.running, self.free, calm_steps, self.answer_lengths)
             if not may_enter(jobs.policy, head, needed, server, jobs.limits):
                 break
             if self.memory is not None:
@@ -119,41 +117,36 @@ class StepLoop:
             self.running.append(self.waiting.popleft())
             self.free -= needed
             self.blocks[head.index] = needed
+            self.fill(head)
             head.started = head.stored
-            self.bring_back(head)
             if self.counts.history:
                 self.counts.history.admitted.append((self.counts.steps, head.index))
 
-    def bring_back(self, sequence: Job) -> None:
+    def fill(self, sequence: Job) -> None:
         """Fill the blocks of a sequence that has come in: from the host, or by computing."""
         recovery = self.costs.recovery
+        in_pieces = self.costs.token_budget is not None and not sequence.swapped
+        sequence.computed = 0 if in_pieces else sequence.stored
         if sequence.swapped:
             self.counts.seconds += sequence.swapped * recovery.block_seconds
             self.host_free += sequence.swapped
-            sequence.swapped, sequence.computed = 0, sequence.stored
-            return
-        if self.costs.token_budget:
-            sequence.computed = 0
-            return
-        sequence.computed = sequence.stored
-        if sequence.was_preempted:
+            sequence.swapped = 0
+        elif sequence.started:
             self.counts.seconds += self.computed_tokens(sequence) / recovery.prefill_rate
 
     def make_room(self, sequence: Job) -> None:
         """Take the block that one more token needs, if it needs one; preempt while none is free."""
-        i = sequence.index
+        i, running = sequence.index, self.running
         needed = self.jobs.blocks(i, sequence.stored + 1) - self.blocks[i]
         while needed > self.free:
-            if len(self.running) == 1:  # alone, and still no block: there is nobody to wait for
+            if len(running) == 1:  # alone, and still no block: there is nobody to wait for
                 self.counts.ended_early[i] = sequence.stored
                 self.leave(sequence)
                 return
-            unready = [s for s in self.running if s.computed < s.stored]
-            victim = self.victim(tuple(unready or self.running))
-            if not any(victim is other for other in self.running):
-                raise ValueError(
-                    f"a victim is one of the {len(self.running)} that run, got {victim!r}"
-                )
+            unready = [s for s in running if s.computed < s.stored]
+            victim = self.victim(tuple(unready or running))
+            if victim not in running:
+                raise ValueError(f"a victim is one of the {len(running)} that run, got {victim!r}")
             self.preempt(victim)
             if victim is sequence:
                 return
@@ -162,7 +155,7 @@ class StepLoop:
 
     def preempt(self, victim: Job) -> None:
         """Send a running sequence back to the head of the queue; it keeps its tokens."""
-        counts, i, recovery = self.counts, victim.index, self.costs.recovery
+        counts, i = self.counts, victim.index
         counts.preemptions += 1
         counts.empty_preemptions += victim.stored == victim.started
         if counts.history:
@@ -172,12 +165,11 @@ class StepLoop:
         used = self.jobs.blocks(i, victim.stored)
         if whole and used <= self.host_free:
             victim.swapped = used
-            self.host_free -= victim.swapped
+            self.host_free -= used
             counts.swaps += 1
-            counts.seconds += victim.swapped * recovery.block_seconds
+            counts.seconds += used * self.costs.recovery.block_seconds
         else:
             counts.recomputed_tokens += self.computed_tokens(victim)
-        victim.was_preempted = True
         self.calm_since = counts.steps
         self.leave(victim)
         self.waiting.appendleft(victim)
@@ -207,8 +199,7 @@ class StepLoop:
         counts.record(jobs, running, waiting + len(self.coming), self.free, stored)
         counts.measure(running, waiting)
         counts.stored += stored
-        held = jobs.limits.num_blocks - self.free
-        counts.held_blocks += held
+        counts.held_blocks += jobs.limits.num_blocks - self.free
         counts.waiting_free += self.free * (waiting > 0)
         seconds = self.costs.step(stored, computed)
         if not 0 <= seconds < inf:

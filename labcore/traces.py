@@ -77,8 +77,8 @@ def block_keys(
     """The keys of a prompt's full blocks of `block_size`, from a trace's ids of its larger ones.
 
     Each id stands for hash_block_size / block_size of our blocks: part k of id i has key (i, k).
-    A part-full block has no key, since only full blocks can be shared.
-    Raises ValueError if the sizes do not divide.  Given.
+    A part-full block has no key, since only full blocks can be shared. Raises ValueError if the
+    sizes do not divide.  Given.
     """
     if block_size < 1 or hash_block_size % block_size:
         raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
@@ -120,10 +120,7 @@ def _hash_ids(ids: list | None, prompt: int, hash_block_size: int) -> tuple[int,
         raise ValueError(f"hash_ids are a list of whole numbers, got {ids!r:.40}")
     needed = blocks_needed(prompt, hash_block_size)
     if len(ids) != needed:
-        raise ValueError(
-            f"{len(ids)} hash_ids, but a prompt of {prompt} tokens has {needed} blocks "
-            f"of {hash_block_size}"
-        )
+        raise ValueError(f"{len(ids)} hash_ids, but {needed} blocks in a prompt of {prompt} tokens")
     return tuple(ids)
 
 

@@ -25,9 +25,8 @@ class Workload:
     """Requests in order of arrival, as arrays of one entry a request. Given.
 
     `prompts` and `outputs` count tokens, each at least 1; `arrivals` are seconds from the first
-    request, `prefix_ids` the trace's ids of each prompt's blocks; both are None where nothing is
-    known of them. `set_aside` counts the rows of a trace that are not among the requests, by
-    reason.
+    request, `prefix_ids` the trace's ids of each prompt's blocks; both are None where not known.
+    `set_aside` counts the rows of a trace that are not among the requests, by reason.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Workload:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse lengths that no request has."""
         for kind in ("prompt", "output"):
             lengths = np.asarray(getattr(self, f"{kind}s"))
             if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
@@ -49,17 +47,13 @@ class Workload:
                 raise ValueError(f"{len(self.prompts)} prompts but {len(lengths)} {kind}s")
             if len(lengths) and lengths.min() < 1:
                 i = int(np.argmin(lengths))
-                raise ValueError(
-                    f"request {i}: {kind} of {lengths[i]} tokens, at least 1 is needed"
-                )
+                raise ValueError(f"request {i}: {kind} of {lengths[i]} tokens, below 1")
             object.__setattr__(self, f"{kind}s", lengths)
 
     def __len__(self) -> int:
-        """The number of requests."""
         return len(self.prompts)
 
     def __iter__(self) -> Iterator[Request]:
-        """The requests, one by one."""
         arrivals = np.zeros(len(self)) if self.arrivals is None else self.arrivals
         columns = (self.prompts, self.outputs, arrivals)
         return map(Request._make, zip(*(column.tolist() for column in columns), strict=True))
@@ -100,10 +94,7 @@ def draw(name: str, num_requests: int = 3_000, seed: int = 0, max_context: int =
 
 
 def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_024) -> Workload:
-    """Draw a workload of your own: `prompt` and `output` are (median, sigma).
-
-    See `draw`.  Given.
-    """
+    """`draw` with a shape of your own: `prompt` and `output` are (median, sigma).  Given."""
     for median, sigma in (prompt, output):
         if not (0 < median < np.inf and 0 <= sigma < np.inf):
             raise ValueError(f"a median is above 0 and a sigma at least 0, got {median}, {sigma}")
@@ -117,10 +108,7 @@ def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_02
 
 
 def from_pairs(pairs: Iterable[Sequence[int]]) -> Workload:
-    """A workload from (prompt, output) pairs.
-
-    Raises ValueError for anything but whole numbers.  Given.
-    """
+    """A workload from (prompt, output) pairs; ValueError unless they are whole numbers.  Given."""
     pairs = [pair[:2] if isinstance(pair, Request) else pair for pair in pairs]
     try:
         table = np.array(pairs) if pairs else np.empty((0, 2), np.int64)
