@@ -7,6 +7,7 @@ be imported everywhere, with a card or without, with Triton or without.
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import index
 from types import ModuleType
 
 import torch
@@ -15,6 +16,7 @@ from kernels.reference import check_shapes, check_tables
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_SPLITS = 128
+MAX_WIDTH, MAX_ROWS_AND_WIDTH = 256, 32 * 256  # more passes a T4's shared memory, or any registers
 
 
 def next_power_of_2(n: int) -> int:
@@ -38,10 +40,12 @@ class Launch:
     num_stages: int = 2
 
     def __post_init__(self):
-        powers = self.tile & (self.tile - 1) == self.rows & (self.rows - 1) == 0
-        if not powers or self.tile < 16 or self.rows < 1 or self.num_splits < 1:
+        sizes = self.tile, self.rows, self.num_splits, self.num_warps, self.num_stages
+        whole = all(type(size) is int and size >= 1 for size in sizes)
+        if not whole or self.tile < 16 or any(n & (n - 1) for n in (*sizes[:2], self.num_warps)):
             raise ValueError(
-                f"tile (at least 16) and rows are powers of two, num_splits is 1 or more: {self}"
+                "whole numbers of 1 or more; tile, at least 16, rows and num_warps powers of two: "
+                f"{self}"
             )
 
 
@@ -107,7 +111,7 @@ def paged_attention(
     does not depend on either. `check_ids` looks at lengths and used ids, which makes the host wait
     for the card: switch it off where the tables are your own, and in a CUDA graph. A wrong id then
     reads foreign memory. Raises as `find_kernels`, TypeError and ValueError for what does not fit
-    together; nothing has been written then.
+    together; nothing has been written then. There is no backward pass.
     Cost: every key and value of the batch is read once. Source: Kwon et al. 2023, section 4.3;
     splits: Dao et al. 2023, "Flash-Decoding".  Built in: ch06, where one program reads all
     """
@@ -123,12 +127,17 @@ def paged_attention(
     batch, q_heads, head_dim = queries.shape
     block_size, kv_heads = key_pool.shape[1:3]
     if launch is None:
-        max_seq_len = block_tables.shape[1] * block_size if max_seq_len is None else max_seq_len
-        launch = plan(queries, key_pool, max_seq_len, card)
+        longest = block_tables.shape[1] * block_size if max_seq_len is None else index(max_seq_len)
+        launch = plan(queries, key_pool, longest, card)
     group, num_splits = q_heads // kv_heads, launch.num_splits
     if launch.rows < group:
         raise ValueError(f"{launch.rows} rows for a group of {group} query heads")
     width = max(16, next_power_of_2(head_dim))
+    if width > MAX_WIDTH or launch.rows * width > MAX_ROWS_AND_WIDTH:
+        raise ValueError(
+            f"head sizes up to {MAX_WIDTH}, and up to {MAX_ROWS_AND_WIDTH:,} numbers in a group's "
+            f"queries (both padded to powers of two), not {launch.rows} x {width}"
+        )
     product = str(queries.dtype).removeprefix("torch.")
     if card is None and queries.dtype == torch.bfloat16:
         product = "float32"  # the interpreter takes bfloat16 for whole numbers
@@ -209,6 +218,12 @@ def _check_tensors(queries, key_pool, value_pool, block_tables, seq_lens):
         raise TypeError(f"block tables and lengths are int32, got {types[3]} and {types[4]}")
     if len(set(devices)) > 1:
         raise ValueError(f"all tensors are on one device, got {', '.join(map(str, devices))}")
+    for pool in (key_pool, value_pool):  # offsets within a block are products of 32 bits
+        if max(pool.shape[1] * pool.stride(1), pool.shape[2] * pool.stride(2)) >= 2**31:
+            raise ValueError(
+                f"a block of shape {tuple(pool.shape[1:])} with strides {pool.stride()[1:]} spans "
+                "2**31 elements or more"
+            )
     for tensor in tensors:
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             what = f"a tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}"

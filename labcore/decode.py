@@ -198,7 +198,7 @@ def find_attention(attention: str | Callable, kv: PagedKV) -> Callable:
     Raises ValueError for another name; TypeError or RuntimeError where it cannot read the pool.
     Given.
     """
-    if isinstance(attention, str) and attention not in ATTENTION:
+    if attention not in ATTENTION and not callable(attention):
         raise ValueError(f"attention is one of {', '.join(ATTENTION)}, got {attention!r}")
     attention = ATTENTION.get(attention, attention)
     if attention is in_place and kv.keys.dtype not in IN_PLACE_DTYPES:

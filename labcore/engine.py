@@ -29,6 +29,7 @@ from labcore.admission import (
     may_enter,
     newest,
     paged,
+    room_for_declared,
     submit,
 )
 from labcore.caches import PagedKV
@@ -103,19 +104,19 @@ class Engine:
         """Queue a request and return its number, from 0; one that can never fit is in `refusals`.
 
         Its samples are admitted and preempted as one. Raises TypeError for what is no whole number;
-        ValueError for no prompt, no new tokens, no samples, tokens outside the vocabulary, and more
-        than one sample under a policy that reserves.
+        ValueError for no prompt, no new tokens, no samples, tokens outside the vocabulary, more
+        than one sample under a policy that reserves, and a policy that sets too little aside: a
+        real cache has no overruns.
         """
         ids, declared, samples = list(map(index, prompt)), index(max_new_tokens), index(samples)
         if min(len(ids), declared, samples) < 1 or (samples > 1 and not self.policy.grows):
             asked = f"{samples} samples of {declared} tokens after a prompt of {len(ids)}"
             raise ValueError(f"{asked}, under {self.policy.name}")
-        vocab_size = self.model.config.vocab_size
-        if outside := [token for token in ids if not 0 <= token < vocab_size]:
-            raise ValueError(f"tokens {outside} are outside a vocabulary of {vocab_size}")
+        self._check_vocabulary(ids)
         number, limits = self.num_requests, replace(self.limits, declared=declared)
-        self.num_requests += 1
         reason = submit(self.policy, len(ids), limits, samples)
+        self._check_room(len(ids), limits)
+        self.num_requests += 1
         if reason is not None:
             self.refusals[number] = reason
         else:
@@ -241,11 +242,17 @@ class Engine:
     def _choose_tokens(self):
         """Choose the next token of each sample that has logits; the sample ends with it, or not."""
         while self.undecided:
-            request, sample, logits = self.undecided[0]
+            request, sample, logits = undecided = self.undecided.popleft()
             answer = request.answers[sample]
             row = request.index if len(request.answers) == 1 else (request.index, sample)
-            (token,) = map(index, self.choose(logits[None], [row], len(answer)))
-            self.undecided.popleft()
+            try:
+                (token,) = map(index, self.choose(logits[None], [row], len(answer)))
+                self._check_vocabulary([token])
+            except BaseException:  # the next step asks again
+                self.undecided.appendleft(undecided)
+                raise
+            if request not in self.running:  # `choose` has cancelled it
+                continue
             ended = token == self.model.config.eos_token_id
             if not ended:
                 answer.append(token)
@@ -257,6 +264,18 @@ class Engine:
                 self.running.remove(request)
                 self.answers[request.index] = request.answers
                 insort(self.answer_lengths, request.generated)
+
+    def _check_vocabulary(self, tokens):
+        vocab_size = self.model.config.vocab_size
+        if outside := [token for token in tokens if not 0 <= token < vocab_size]:
+            raise ValueError(f"tokens {outside} are outside a vocabulary of {vocab_size}")
+
+    def _check_room(self, prompt, limits):
+        """Refuse a policy under which a sequence could store more than is set aside for it."""
+        most = room_for_declared(prompt, prompt, limits)
+        room = self.policy.set_aside(prompt, most, limits)
+        if room < most:
+            raise ValueError(f"{self.policy.name} sets {room} tokens aside where {most} may come")
 
     def _is_on_host(self, request):
         return self.host is not None and (request.index, 0) in self.host.tables
@@ -290,8 +309,10 @@ def _check_parts(model, kv, limits, host):
         )
     if limits.max_context > config.n_positions:
         raise ValueError(f"a context of {limits.max_context} in {config.n_positions} positions")
-    if host is not None and host.kv is not kv:
-        raise ValueError("the host pool belongs to another cache")
+    if host is not None and (host.kv is not kv or host.tables):
+        raise ValueError(f"the host pool is another cache's, or holds {len(host.tables)} sequences")
+    if strangers := [name for name in kv.tables.seq_ids() if isinstance(name, tuple)]:
+        raise ValueError(f"the engine's names are tuples, and the cache has sequences {strangers}")
 
 
 def _compute(model, kv, request, room):

@@ -13,8 +13,8 @@ class History:
     """What happened in each step, for plots and for comparing two runs. Given.
 
     The lists hold one entry a step, taken after tokens are stored and before sequences leave:
-    requests that run, that wait, that have finished or were refused so far; free blocks; tokens
-    stored. `admitted` and `victims` hold (step, request) pairs.
+    requests that run, that wait or have yet to come, that have finished or were refused so far;
+    free blocks; tokens stored. `admitted` and `victims` hold (step, request) pairs.
     """
 
     running: list[int] = field(default_factory=list)

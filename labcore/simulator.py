@@ -68,7 +68,9 @@ class SimulationResult:
         """Output tokens of what has finished, a second. ValueError for a run without seconds."""
         if self.seconds is None:
             raise ValueError("the fast way counts no seconds: simulate with costs")
-        return self.output_tokens / self.seconds if self.output_tokens else 0.0
+        if not self.output_tokens:
+            return 0.0
+        return self.output_tokens / self.seconds if self.seconds else inf
 
 
 def simulate(

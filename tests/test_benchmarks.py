@@ -334,7 +334,7 @@ def test_what_changes_speed_changes_the_fingerprint(kernels_copy, name, old, new
         ("split_kv.py", "One split of one sequence", "Other words"),
         ("split_kv.py", "    of_group = ", "\n\n    of_group = "),
         ("paged_attention.py", "Choose tile, splits and warps", "Other words"),
-        ("paged_attention.py", "(at least 16)", "(16 or more)"),
+        ("paged_attention.py", "at least 16, rows", "from 16, rows"),
         ("paged_attention.py", "no GPU that Triton can use", "no card"),
     ],
 )

@@ -21,6 +21,7 @@ from models import (
 
 from labcore.admission import (
     Limits,
+    Policy,
     decaying_ratio,
     expect_like_others,
     fewest_generated,
@@ -319,6 +320,22 @@ def test_a_request_may_cancel_another_one_while_tokens_are_chosen():
     finish(ask(engine, [([1] * 3, 4), ([2] * 3, 4), ([3] * 3, 4)]))
     assert set(engine.answers) == {0, 2}
     assert max(step for row, step in asked if row == 1) == 1
+
+
+def test_a_request_may_cancel_itself_while_its_token_is_chosen():
+    """As for a stop string: the others' tokens are theirs, and nothing of it is left."""
+
+    def choose(logits, rows, step):
+        if (rows, step) == ([ended], 2):
+            engine.cancel(ended)
+        return greedy(logits, rows, step)
+
+    requests = [([1] * 3, 4), ([2] * 3, 4), ([3] * 3, 4)]
+    alone = finish(ask(make_engine(stub(), 8, 4), requests)).answers
+    for ended in range(3):
+        engine = make_engine(stub(), 8, 4, choose=choose)
+        finish(ask(engine, requests))
+        assert engine.answers == {k: v for k, v in alone.items() if k != ended}
 
 
 # Requests that cannot be served
@@ -674,8 +691,44 @@ def test_requests_may_come_while_others_run():
     assert engine.steps == len(engine.history.running)
 
 
+def test_a_chosen_token_outside_the_vocabulary_is_an_error_and_is_not_kept():
+    chosen = iter([5, 32, 7])
+    engine = make_engine(stub(), 4, 4, choose=lambda logits, rows, step: [next(chosen)])
+    engine.submit([1, 2], 2)
+    with pytest.raises(ValueError, match=r"tokens \[32\] are outside a vocabulary of 32"):
+        engine.run()
+    assert engine.run() == {0: [[5, 7]]}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy("half", lambda prompt, stored, limits: prompt + limits.declared // 2, grows=False),
+        Policy("one", lambda prompt, stored, limits: 1, grows=True),
+    ],
+)
+def test_a_policy_that_sets_too_little_aside_is_refused(policy):
+    engine = make_engine(stub(), 8, 4, policy)
+    with pytest.raises(ValueError, match=rf"{policy.name} sets \d tokens aside where 14 may come"):
+        engine.submit([1, 2, 3, 4], 10)
+    assert engine.num_requests == 0
+
+
+def test_what_another_engine_left_behind_is_not_taken_for_ones_own():
+    engine = make_engine(stub(), 8, 4, host_blocks=4)
+    engine.submit([1] * 6, 5)
+    engine.step()
+    with pytest.raises(ValueError, match=r"the cache has sequences \[\(0, 0\)\]"):
+        Engine(engine.model, engine.kv, engine.limits)
+    engine.host.swap_out((0, 0))
+    with pytest.raises(ValueError, match="or holds 1 sequences"):
+        Engine(engine.model, engine.kv, engine.limits, host=engine.host)
+
+
 def test_attention_that_cannot_read_the_cache_is_refused_when_the_engine_is_made():
     with pytest.raises(ValueError, match="gather, in_place, triton, got 'flash'"):
         make_engine(stub(), 9, 3, attention="flash")
+    with pytest.raises(ValueError, match="got None"):
+        make_engine(stub(), 9, 3, attention=None)
     with pytest.raises(TypeError, match="reads float32 and float64"):
         make_engine(deepcopy(stub()).half(), 9, 3, attention="in_place")

@@ -34,6 +34,14 @@ def gaps(tensor):
     return torch.stack((tensor, tensor), dim=-1)[..., 0]
 
 
+def far(pool):
+    """A pool of this shape whose heads lie 2**30 elements apart. Its memory is never touched."""
+    num_blocks, block_size, kv_heads, _ = pool.shape
+    strides = block_size * 16, 16, 2**30, 1
+    size = (kv_heads - 1) * 2**30 + num_blocks * block_size * 16
+    return torch.empty(size, dtype=pool.dtype).as_strided(pool.shape, strides)
+
+
 def with_entry(tables, row, column, value):
     tables = tables.clone()
     tables[row, column] = value
@@ -149,6 +157,26 @@ REFUSED = {  # the arguments that change, computed from a case that is right; er
         ValueError,
         "1 rows for a group of 2 query heads",
     ),
+    "strides of 2**31": (
+        lambda c: {"key_pool": far(c.key_pool)},
+        ValueError,
+        r"a block of shape \(4, 2, 8\) with strides \(16, 1073741824, 1\) spans 2\*\*31",
+    ),
+    "a head that is too wide": (
+        lambda c: {
+            "queries": c.queries.repeat(1, 1, 33),
+            "key_pool": c.key_pool.repeat(1, 1, 1, 33),
+            "value_pool": c.value_pool.repeat(1, 1, 1, 33),
+            "out": None,
+        },
+        ValueError,
+        "head sizes up to 256, .* not 2 x 512",
+    ),
+    "a group that is too large": (
+        lambda c: {"queries": c.queries.repeat(1, 257, 1), "out": None},
+        ValueError,
+        "up to 8,192 numbers in a group's queries .* not 1024 x 16",
+    ),
     "out of another shape": (
         lambda c: {"out": wanted(3, 4, 7)},
         ValueError,
@@ -229,7 +257,8 @@ def test_the_stride_of_an_axis_of_one_does_not_matter():
     "wrong",
     [
         {"tile": 8}, {"tile": 48}, {"tile": 0}, {"rows": 0}, {"rows": 3}, {"rows": -2},
-        {"num_splits": 0}, {"num_splits": -1},
+        {"num_splits": 0}, {"num_splits": -1}, {"num_splits": 1.5}, {"num_splits": True},
+        {"num_warps": 0}, {"num_warps": 3}, {"num_stages": 0}, {"tile": 16.0},
     ],
     ids=str,
 )  # fmt: skip
@@ -332,6 +361,7 @@ def test_what_is_set_after_triton_was_imported_comes_too_late(monkeypatch):
     """Compiled kernels say so; interpreted ones stay it. Source: triton-lang/triton #6150"""
     case = paged_case(SHAPE)
     if INTERPRETED:
+        run(case)  # imports Triton, unless an earlier test has
         monkeypatch.delenv("TRITON_INTERPRET")
         run(case)
     else:
