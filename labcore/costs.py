@@ -69,9 +69,10 @@ class Recovery:
     block_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.host_blocks, Integral) and self.host_blocks >= 0
-        if not (self.prefill_rate > 0 and whole and 0 <= self.block_seconds < inf):
-            raise ValueError(f"a rate is above 0, whole blocks and a time are not below: {self}")
+        if not (self.prefill_rate > 0 and self.host_blocks >= 0 and 0 <= self.block_seconds < inf):
+            raise ValueError(
+                f"a rate is above 0, a number of blocks and a time are not below: {self}"
+            )
 
 
 def link_seconds(num_bytes: float, bytes_per_second: float, latency: float = 0.0) -> float:
