@@ -130,14 +130,8 @@ def paged_attention(
         longest = block_tables.shape[1] * block_size if max_seq_len is None else index(max_seq_len)
         launch = plan(queries, key_pool, longest, card)
     group, num_splits = q_heads // kv_heads, launch.num_splits
-    if launch.rows < group:
-        raise ValueError(f"{launch.rows} rows for a group of {group} query heads")
     width = max(16, next_power_of_2(head_dim))
-    if width > MAX_WIDTH or launch.rows * width > MAX_ROWS_AND_WIDTH:
-        raise ValueError(
-            f"head sizes up to {MAX_WIDTH}, and up to {MAX_ROWS_AND_WIDTH:,} numbers in a group's "
-            f"queries (both padded to powers of two), not {launch.rows} x {width}"
-        )
+    _check_sizes(launch.rows, group, width)
     product = str(queries.dtype).removeprefix("torch.")
     if card is None and queries.dtype == torch.bfloat16:
         product = "float32"  # the interpreter takes bfloat16 for whole numbers
@@ -228,6 +222,16 @@ def _check_tensors(queries, key_pool, value_pool, block_tables, seq_lens):
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             what = f"a tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}"
             raise ValueError(f"each last axis must lie without gaps: {what}")
+
+
+def _check_sizes(rows, group, width):
+    if rows < group:
+        raise ValueError(f"{rows} rows for a group of {group} query heads")
+    if width > MAX_WIDTH or rows * width > MAX_ROWS_AND_WIDTH:
+        raise ValueError(
+            f"head sizes up to {MAX_WIDTH}, and up to {MAX_ROWS_AND_WIDTH:,} numbers in a group's "
+            f"queries (both padded to powers of two), not {rows} x {width}"
+        )
 
 
 def _check_output(out, queries):
