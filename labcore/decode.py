@@ -227,6 +227,13 @@ def _start(model, kv, new_tokens):
     return torch.tensor([ids, positions, slots], device=kv.keys.device)
 
 
+def check_vocabulary(tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise ValueError for tokens that are not in a vocabulary.  Built in: ch05"""
+    outside = [token for token in tokens if not 0 <= token < vocab_size]
+    if outside:
+        raise ValueError(f"tokens {outside} are outside a vocabulary of {vocab_size}")
+
+
 def _checked(model, kv, new_tokens):
     """{seq_id: tokens} as lists of int, or the error that can be known before blocks are taken."""
     config, weight = model.config, model.wte.weight
@@ -244,9 +251,7 @@ def _checked(model, kv, new_tokens):
         stored = kv.tables.num_tokens(seq_id)  # raises KeyError if there is none
         if not tokens:
             raise ValueError(f"sequence {seq_id!r}: no tokens")
-        outside = [token for token in tokens if not 0 <= token < config.vocab_size]
-        if outside:
-            raise ValueError(f"tokens {outside} are outside a vocabulary of {config.vocab_size}")
+        check_vocabulary(tokens, config.vocab_size)
         if stored + len(tokens) > config.n_positions:
             raise ContextOverflow(
                 f"sequence {seq_id!r} stores {stored} tokens, {len(tokens)} more would pass the "

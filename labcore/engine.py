@@ -33,7 +33,13 @@ from labcore.admission import (
     submit,
 )
 from labcore.caches import PagedKV
-from labcore.decode import find_attention, forward_paged_decode, greedy, prefill_packed
+from labcore.decode import (
+    check_vocabulary,
+    find_attention,
+    forward_paged_decode,
+    greedy,
+    prefill_packed,
+)
 from labcore.gpt2 import GPT2
 from labcore.jobs import History
 from labcore.swap import HostPool
@@ -112,7 +118,7 @@ class Engine:
         if min(len(ids), declared, samples) < 1 or (samples > 1 and not self.policy.grows):
             asked = f"{samples} samples of {declared} tokens after a prompt of {len(ids)}"
             raise ValueError(f"{asked}, under {self.policy.name}")
-        self._check_vocabulary(ids)
+        check_vocabulary(ids, self.model.config.vocab_size)
         number, limits = self.num_requests, replace(self.limits, declared=declared)
         reason = submit(self.policy, len(ids), limits, samples)
         self._check_room(len(ids), limits)
@@ -247,7 +253,7 @@ class Engine:
             row = request.index if len(request.answers) == 1 else (request.index, sample)
             try:
                 (token,) = map(index, self.choose(logits[None], [row], len(answer)))
-                self._check_vocabulary([token])
+                check_vocabulary([token], self.model.config.vocab_size)
             except BaseException:  # the next step asks again
                 self.undecided.appendleft(undecided)
                 raise
@@ -265,11 +271,6 @@ class Engine:
                 self.answers[request.index] = request.answers
                 insort(self.answer_lengths, request.generated)
 
-    def _check_vocabulary(self, tokens):
-        vocab_size = self.model.config.vocab_size
-        if outside := [token for token in tokens if not 0 <= token < vocab_size]:
-            raise ValueError(f"tokens {outside} are outside a vocabulary of {vocab_size}")
-
     def _check_room(self, prompt, limits):
         """Refuse a policy under which a sequence could store more than is set aside for it."""
         most = room_for_declared(prompt, prompt, limits)
@@ -286,14 +287,16 @@ class Engine:
 
     def _record(self):
         """Write one step of the history, as the simulator does: stored, and nobody has left yet."""
-        history, block_size = self.history, self.limits.block_size
-        history.running.append(len(self.running))
-        history.waiting.append(len(self.waiting))
-        history.finished.append(len(self.answers))
-        history.refused.append(len(self.refusals))
-        history.free.append(self.kv.tables.allocator.num_free)
+        block_size = self.limits.block_size
         tokens = (group_tokens(r.prompt, r.stored, len(r.going), block_size) for r in self.running)
-        history.stored.append(sum(tokens))
+        self.history.record(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            finished=len(self.answers),
+            refused=len(self.refusals),
+            free=self.kv.tables.allocator.num_free,
+            stored=sum(tokens),
+        )
 
 
 def _check_parts(model, kv, limits, host):

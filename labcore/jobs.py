@@ -26,6 +26,11 @@ class History:
     admitted: list[tuple[int, int]] = field(default_factory=list)
     victims: list[tuple[int, int]] = field(default_factory=list)
 
+    def record(self, **counts: int) -> None:
+        """Write one step: a number for each of the six lists."""
+        for name, count in counts.items():
+            getattr(self, name).append(count)
+
 
 @dataclass
 class Counts:
@@ -51,14 +56,15 @@ class Counts:
 
     def record(self, jobs: "Jobs", running: int, waiting: int, free: int, stored: int) -> None:
         """Write one step of the history, if one is kept."""
-        if history := self.history:
-            refused = len(jobs.prompts) - len(jobs.accepted) + len(self.ended_early)
-            history.running.append(running)
-            history.waiting.append(waiting)
-            history.finished.append(self.finished)
-            history.refused.append(refused)
-            history.free.append(free)
-            history.stored.append(stored)
+        if self.history:
+            self.history.record(
+                running=running,
+                waiting=waiting,
+                finished=self.finished,
+                refused=len(jobs.prompts) - len(jobs.accepted) + len(self.ended_early),
+                free=free,
+                stored=stored,
+            )
 
     def measure(self, running: int, waiting: int, steps: int = 1) -> None:
         """Count steps, one or more, in which the same sequences run."""
