@@ -75,7 +75,8 @@ def test_installing_the_package_asks_for_numpy_alone():
     """Source: on a GPU runtime pip would replace the torch that is there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == ["numpy"]
-    assert set(project["optional-dependencies"]) == {"model", "kernels", "book", "test", "lint"}
+    extras = {"model", "kernels", "cluster", "book", "test", "lint"}
+    assert set(project["optional-dependencies"]) == extras
     assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
 
 
