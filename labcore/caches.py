@@ -1,10 +1,6 @@
-"""Where keys and values stay between steps: concatenated, in one long buffer, or in blocks.
+"""Where keys and values stay between steps: concatenated, in one long buffer, or in blocks."""
 
-`ConcatKV` and `StaticKV` hold a batch whose sequences are equally long; `forward_cached` drives
-both. `PagedKV` holds sequences of any lengths in one pool; labcore.decode drives it.
-"""
-
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 
@@ -18,10 +14,7 @@ class ContextOverflow(ValueError):
 
 
 class ConcatKV:
-    """Grows by concatenation: a step copies all that is there to a place one token longer.
-
-    keys[layer] and values[layer] are [batch, num_tokens, heads, head_dim]. Built in: ch04
-    """
+    """Grows by concatenation, [batch, num_tokens, heads, head_dim] a layer. Built in: ch04"""
 
     def __init__(self, config: GPT2Config) -> None:
         self.num_tokens, self.max_tokens = 0, config.n_positions
@@ -39,20 +32,13 @@ class ConcatKV:
 
 
 class StaticKV:
-    """One buffer for `max_tokens` tokens a sequence, taken at the start and never moved.
+    """One buffer of [layers, batch, heads, max_tokens, head_dim], taken at the start, never moved.
 
-    keys and values are [layers, batch, heads, max_tokens, head_dim]: a head's tokens side by side,
-    which is what contiguous attention reads fastest. Raises ContextOverflow for more tokens than
-    the model has positions. Built in: ch04
+    Raises ContextOverflow for more tokens than the model has positions. Built in: ch04
     """
 
     def __init__(
-        self,
-        config: GPT2Config,
-        batch: int,
-        max_tokens: int,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        self, config: GPT2Config, batch: int, max_tokens: int, dtype=torch.float32, device="cpu"
     ) -> None:
         if max_tokens > config.n_positions:
             raise ContextOverflow(f"{max_tokens} tokens, the model has {config.n_positions}")
@@ -75,8 +61,8 @@ class StaticKV:
 def forward_cached(model: GPT2, cache: ConcatKV | StaticKV, tokens: torch.Tensor) -> torch.Tensor:
     """Run only the new tokens, [batch, n], and store them; logits of the last, [batch, vocab_size].
 
-    Raises, before anything is written, ContextOverflow, and ValueError for no tokens or for another
-    number of sequences than a StaticKV was made for. Built in: ch04
+    Raises ContextOverflow, and ValueError for no tokens or another batch than StaticKV's, before
+    anything is written. Built in: ch04
     """
     end = cache.num_tokens + tokens.shape[1]
     if end == cache.num_tokens:
@@ -92,10 +78,9 @@ def forward_cached(model: GPT2, cache: ConcatKV | StaticKV, tokens: torch.Tensor
 class PagedKV:
     """Keys and values of any number of sequences, in the blocks of one pool that never grows.
 
-    keys and values are [layers, num_blocks, block_size, heads, head_dim]; `tables` says whose
-    blocks they are: add, fork and drop sequences there. A token is written to its slot before the
-    tables count it, so that a step which fails half-way has stored nothing. Source: Kwon et al.
-    2023, section 4.3. Built in: ch05
+    keys and values are [layers, num_blocks, block_size, heads, head_dim]; add, fork and drop
+    sequences in `tables`. A token is written before they count it, so that a step which fails
+    half-way has stored nothing. Source: Kwon et al. 2023, section 4.3. Built in: ch05
     """
 
     def __init__(
@@ -103,21 +88,18 @@ class PagedKV:
         config: GPT2Config,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        dtype=torch.float32,
+        device="cpu",
+        allocator: Callable[[int], BlockAllocator] = BlockAllocator,
     ) -> None:
         self.config = config
-        self.tables = BlockTables(BlockAllocator(num_blocks), block_size)
+        self.tables = BlockTables(allocator(num_blocks), block_size)
         shape = (config.n_layer, num_blocks, block_size, config.n_head, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def reserve(self, growth: Mapping[Hashable, int]) -> None:
-        """Take the blocks for {seq_id: new tokens}, and make the copies of copy on write.
-
-        All find their blocks, or none takes any; a copy that fails gives them back. Raises
-        OutOfBlocks, KeyError, ValueError. O(blocks), and two blocks of bytes for each copy.
-        """
+        """Take blocks for {seq_id: new tokens}, all or none; copy shared ones. OutOfBlocks."""
         before = {seq_id: self.tables.block_table(seq_id) for seq_id in growth}
         copies = self.tables.reserve_all(growth)
         try:
@@ -134,10 +116,7 @@ class PagedKV:
                 pool[:, destination] = pool[:, source]
 
     def slots(self, seq_id: Hashable, start: int, stop: int) -> list[int]:
-        """The slots of positions `start` to `stop`, reserved ones included. Raises IndexError.
-
-        O(blocks + positions).
-        """
+        """The slots of positions `start` to `stop`, reserved ones too. Raises IndexError."""
         table, size = self.tables.block_table(seq_id), self.tables.block_size
         if not 0 <= start <= stop <= len(table) * size:
             raise IndexError(f"positions {start} to {stop} in {len(table)} blocks of {size}")

@@ -1,11 +1,8 @@
 """Continuous batching: requests come in, share every step of the model, and leave as they end.
 
-A step here is a step of `labcore.steps` with a model in it: admit from the head of the queue and
-store the prompts of those who come in; let each running request make room for one more token, and
-preempt where there is none; run the model once for all; let go who is done. Which request does
-what, and when, the simulator says from the lengths alone::
+A step is one of `labcore.steps` with a model in it. Which request does what, and when, the
+simulator says from the lengths alone::
 
-    model, tokenizer = load_gpt2()
     kv = PagedKV(model.config, num_blocks=32, block_size=16)
     engine = Engine(model, kv, Limits(32, 16, watermark=0.05))
     engine.submit(tokenizer.encode("It is a truth").ids, max_new_tokens=20)
@@ -25,7 +22,6 @@ from labcore.admission import (
     Server,
     Victim,
     group_blocks,
-    group_tokens,
     may_enter,
     newest,
     paged,
@@ -42,15 +38,15 @@ from labcore.decode import (
 )
 from labcore.gpt2 import GPT2
 from labcore.jobs import History
+from labcore.prefix import known_in_use, publish, start
 from labcore.swap import HostPool
 
 
 class Generation(Resident):
-    """A request on its way: the ids of its prompt, and an answer for each of its samples.
+    """A request on its way: the ids of its prompt, and an answer for each of its samples. Given.
 
-    The last token of an answer is chosen and not stored yet: the next step stores it and chooses
-    another one. `going` are the samples that have not ended; `limits` are the server's, with the
-    limit that this request declared. Given.
+    The last token of an answer is not stored yet. `going` are the samples that have not ended;
+    `limits` are the server's, with the limit that this request declared.
     """
 
     def __init__(self, number: int, prompt_ids: list[int], limits: Limits, samples: int) -> None:
@@ -68,16 +64,21 @@ class Generation(Resident):
         """The tokens of one answer that are stored, or were when it was preempted."""
         return self.answers[sample][: self.generated]
 
+    @property
+    def first_ids(self) -> list[int]:
+        """What is computed first when it comes in: of several samples what they share."""
+        return self.prompt_ids + (self.stored_ids(self.going[0]) if len(self.going) == 1 else [])
+
 
 class Engine:
     """A server of one model on one pool of blocks, first come, first served.
 
-    `limits` are those of the pool; a policy that reserves has no use for their watermark. `choose`
-    is `greedy` or a `sampler`, called for one token at a time with the request's number as its row.
-    With a `host` pool victims of one sample are copied there while it has room; all others are
-    computed again. `answers` holds what has ended, by request, one list of tokens a sample;
-    `refusals` a reason for each request that cannot be served. Between two steps every block is
-    free or belongs to a request that runs.
+    `limits` are the pool's; a policy that reserves has no use for their watermark. `choose` is
+    called for one token at a time with the request's number as its row. With a `host` pool victims
+    of one sample are copied there while it has room; all others are computed again. `answers` holds
+    what has ended, by request, one list of tokens a sample; `refusals` why a request cannot be
+    served. In a `PrefixCache` prompts are found once they are computed, answers once they end or
+    are preempted; who returns from the host looks nothing up, a group of samples only its prompt.
     Source: Yu et al. 2022 (Orca), iteration-level scheduling. Built in: ch08a
     """
 
@@ -109,10 +110,9 @@ class Engine:
     def submit(self, prompt: Sequence[int], max_new_tokens: int, samples: int = 1) -> int:
         """Queue a request and return its number, from 0; one that can never fit is in `refusals`.
 
-        Its samples are admitted and preempted as one. Raises TypeError for what is no whole number;
-        ValueError for no prompt, no new tokens, no samples, tokens outside the vocabulary, more
-        than one sample under a policy that reserves, and a policy that sets too little aside: a
-        real cache has no overruns.
+        Raises TypeError for what is no whole number; ValueError for no prompt, no new tokens, no
+        samples, tokens outside the vocabulary, several samples under a policy that reserves, and a
+        policy that sets too little aside: a real cache has no overruns.
         """
         ids, declared, samples = list(map(index, prompt)), index(max_new_tokens), index(samples)
         if min(len(ids), declared, samples) < 1 or (samples > 1 and not self.policy.grows):
@@ -121,7 +121,9 @@ class Engine:
         check_vocabulary(ids, self.model.config.vocab_size)
         number, limits = self.num_requests, replace(self.limits, declared=declared)
         reason = submit(self.policy, len(ids), limits, samples)
-        self._check_room(len(ids), limits)
+        most = room_for_declared(len(ids), len(ids), limits)
+        if (room := self.policy.set_aside(len(ids), most, limits)) < most:
+            raise ValueError(f"{self.policy.name} sets {room} tokens aside where {most} may come")
         self.num_requests += 1
         if reason is not None:
             self.refusals[number] = reason
@@ -131,10 +133,10 @@ class Engine:
 
     def cancel(self, number: int) -> None:
         """Forget a request that waits or runs; its blocks are free at once. Raises KeyError."""
-        everybody = [*self.waiting, *self.running]
-        request = next((request for request in everybody if request.index == number), None)
-        if request is None:
+        everybody = {request.index: request for request in (*self.waiting, *self.running)}
+        if number not in everybody:
             raise KeyError(f"request {number} neither waits nor runs")
+        request = everybody[number]
         if request in self.running:
             self._leave(request)
             self.undecided = deque(row for row in self.undecided if row[0] is not request)
@@ -149,11 +151,7 @@ class Engine:
         return self.answers
 
     def step(self) -> None:
-        """Admit, make room, run the model once for all, let go who is done.
-
-        Where the model, a copy or `choose` raises, nothing is lost: another call goes on from there
-        to the same answers.
-        """
+        """Admit, make room, run the model once, let go. After an error the next call goes on."""
         self._choose_tokens()  # those that a failed step has left
         self._admit()
         for request in self.running.copy():
@@ -185,12 +183,12 @@ class Engine:
     def _admit(self):
         """Let in the head of the queue while it may enter; the head blocks the rest."""
         while self.waiting:
-            head, free = self.waiting[0], self.kv.tables.allocator.num_free
+            head, logits, free = self.waiting[0], None, self.kv.tables.allocator.num_free
             room = self.policy.set_aside(head.prompt, head.stored, head.limits)
             needed = group_blocks(head.prompt, room, len(head.going), head.limits.block_size)
+            needed -= 0 if self._is_on_host(head) else known_in_use(self.kv.tables, head.first_ids)
             server = Server(self.running, free, self.steps - self.calm_since, self.answer_lengths)
             if may_enter(self.policy, head, needed, server, head.limits):
-                logits = None
                 if self._is_on_host(head):
                     self.host.swap_in((head.index, 0))
                 else:
@@ -234,12 +232,18 @@ class Engine:
         self.calm_since = self.steps
 
     def _leave(self, request):
-        for seq_id in request.seq_ids:
-            self.kv.tables.drop(seq_id)
+        for sample in request.going:
+            self._drop(request, sample)
         self.running.remove(request)
 
+    def _drop(self, request, sample):
+        """Give up a sample's blocks; a prefix cache still knows what the full ones hold."""
+        tables, seq_id = self.kv.tables, (request.index, sample)
+        publish(tables, seq_id, request.prompt_ids + request.stored_ids(sample))
+        tables.drop(seq_id)
+
     def _refuse(self, request, needed):
-        """Nobody runs and it still does not fit: somebody else has blocks and will not leave."""
+        """It does not fit though nobody runs: somebody else has blocks and will not leave."""
         free = self.kv.tables.allocator.num_free
         reason = f"cache too small: needs {needed} free blocks, there are {free}"
         self.refusals[request.index] = reason
@@ -264,19 +268,12 @@ class Engine:
                 answer.append(token)
             room = self.limits.max_context - request.prompt  # the last token is never stored
             if ended or len(answer) == min(request.declared, room + 1):
-                self.kv.tables.drop((request.index, sample))
+                self._drop(request, sample)
                 request.going.remove(sample)
             if not request.going:
                 self.running.remove(request)
                 self.answers[request.index] = request.answers
                 insort(self.answer_lengths, request.generated)
-
-    def _check_room(self, prompt, limits):
-        """Refuse a policy under which a sequence could store more than is set aside for it."""
-        most = room_for_declared(prompt, prompt, limits)
-        room = self.policy.set_aside(prompt, most, limits)
-        if room < most:
-            raise ValueError(f"{self.policy.name} sets {room} tokens aside where {most} may come")
 
     def _is_on_host(self, request):
         return self.host is not None and (request.index, 0) in self.host.tables
@@ -287,15 +284,21 @@ class Engine:
 
     def _record(self):
         """Write one step of the history, as the simulator does: stored, and nobody has left yet."""
-        block_size = self.limits.block_size
-        tokens = (group_tokens(r.prompt, r.stored, len(r.going), block_size) for r in self.running)
+        tables, block_size, running = self.kv.tables, self.limits.block_size, self.running
+        full = {  # blocks that may be shared: their slots count once
+            block_id
+            for request in running
+            for seq_id in request.seq_ids
+            for block_id in tables.block_table(seq_id)[: request.stored // block_size]
+        }
+        rest = sum(r.stored % block_size * len(r.going) for r in running)
         self.history.record(
             running=len(self.running),
             waiting=len(self.waiting),
             finished=len(self.answers),
             refused=len(self.refusals),
-            free=self.kv.tables.allocator.num_free,
-            stored=sum(tokens),
+            free=tables.allocator.num_free,
+            stored=len(full) * block_size + rest,
         )
 
 
@@ -319,23 +322,21 @@ def _check_parts(model, kv, limits, host):
 
 
 def _compute(model, kv, request, room):
-    """Take a request's blocks and compute all that it had stored; the logits after its prompt.
-
-    Several samples share the blocks of the prompt; where it fails, the blocks are free again.
-    """
+    """Take a request's blocks, or none, and compute all that it had stored; the last logits."""
     first, *others = request.seq_ids
-    known = request.prompt_ids + ([] if others else request.stored_ids(first[1]))
-    kv.tables.add(first)
+    tables, tokens = kv.tables, request.first_ids
+    hit = start(tables, first, tokens)
     try:
-        kv.reserve({first: room})
-        (logits,) = prefill_packed(model, kv, {first: known})
+        kv.reserve({first: room - hit})
+        (logits,) = prefill_packed(model, kv, {first: tokens[hit:]})
+        publish(tables, first, tokens)
         for other in others:
-            kv.tables.fork(first, other)
+            tables.fork(first, other)
         if others and request.generated:
             tails = {seq_id: request.stored_ids(seq_id[1]) for seq_id in request.seq_ids}
             prefill_packed(model, kv, tails)
     except BaseException:  # no memory, or Ctrl-C
-        for seq_id in set(request.seq_ids).intersection(kv.tables.seq_ids()):
-            kv.tables.drop(seq_id)
+        for seq_id in set(request.seq_ids).intersection(tables.seq_ids()):
+            tables.drop(seq_id)
         raise
     return logits

@@ -69,15 +69,15 @@ def answers_of_transformers():
     """Greedy, in float64, one request at a time, with transformers' own cache.
 
     The answer under a lower limit is the beginning of the one under a higher limit, so each prompt
-    is run once. No step is near a tie: rounding does not choose a token. Half of them reach
-    end-of-text before the highest limit.
+    is run once. No step is near a tie: rounding does not choose a token, not even in float32. Half
+    of them reach end-of-text before the highest limit.
     """
     longest = {}
     for prompt, _ in sixty_requests():
         if tuple(prompt) not in longest:
             logits = reference_greedy(reference(), prompt, max(LIMITS))
             best, second = logits.topk(2).values.T
-            assert (best - second).min() > 1e-6
+            assert (best - second).min() > 5e-4
             tokens = logits.argmax(-1).tolist()
             eos = reference().config.eos_token_id
             longest[tuple(prompt)] = tokens[: tokens.index(eos) if eos in tokens else None]
@@ -85,50 +85,48 @@ def answers_of_transformers():
     return {i: [longest[tuple(p)][:limit]] for i, (p, limit) in enumerate(sixty_requests())}
 
 
-POLICIES = {  # name: (policy, watermark, whether it ever preempts here)
-    "reserve_max": (reserve_max, 0.0, False),
-    "reserve_limit": (reserve_limit, 0.0, False),
-    "reserve_power_of_2": (reserve_power_of_2, 0.0, False),
-    "paged": (paged, 0.0, True),
-    "paged, 5 %": (paged, 0.05, True),
-    "paged, 20 %": (paged, 0.2, True),
-    "decaying_ratio": (decaying_ratio(0.3, steps=20), 0.0, True),
-    "future_peak": (future_peak(), 0.0, False),
-    "future_peak like others": (future_peak(expect_like_others(0.3)), 0.0, True),
-    "oracle": (oracle([LIMITS[i // 6] - 1 for i in range(60)]), 0.0, False),
+NEVER_PREEMPT = {
+    "reserve_max": reserve_max,
+    "reserve_limit": reserve_limit,
+    "reserve_power_of_2": reserve_power_of_2,
+    "future_peak": future_peak(),
+    "oracle": oracle([LIMITS[i // 6] - 1 for i in range(60)]),
+}
+BY_PRIORITY = lowest_priority([i % 3 for i in range(60)])
+PREEMPT = {  # name: (policy, watermark, who is sent away, blocks on the host)
+    "paged": (paged, 0.0, newest, 0),
+    "paged, 5 %": (paged, 0.05, oldest, 8),
+    "paged, 20 %": (paged, 0.2, newest, 100),
+    "paged, fewest_generated": (paged, 0.0, fewest_generated, 0),
+    "paged, lowest_priority": (paged, 0.0, BY_PRIORITY, 8),
+    "decaying_ratio": (decaying_ratio(0.3, steps=20), 0.0, least_computed, 100),
+    "future_peak like others": (future_peak(expect_like_others(0.3)), 0.0, oldest, 0),
 }
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_sixty_answers_equal_those_of_transformers_under_every_policy(name, record_property):
-    policy, watermark, preempts = POLICIES[name]
-    engine = make_engine(tiny(), **POOL, policy=policy, watermark=watermark)
+def serve_sixty(record_property, policy, watermark=0.0, **rules):
+    """An engine that has answered all of them, and each as transformers does."""
+    engine = make_engine(tiny(torch.float32), **POOL, policy=policy, watermark=watermark, **rules)
     finish(ask(engine, sixty_requests()))
     record_property("steps", engine.steps)
     record_property("preemptions", len(engine.history.victims))
     assert engine.answers == answers_of_transformers()
-    assert bool(engine.history.victims) == preempts
     assert max(engine.history.running) > 1
+    return engine
 
 
-VICTIMS = {
-    "newest": newest,
-    "oldest": oldest,
-    "fewest_generated": fewest_generated,
-    "least_computed": least_computed,
-    "lowest_priority": lowest_priority([i % 3 for i in range(60)]),
-}
+@pytest.mark.parametrize("name", NEVER_PREEMPT)
+def test_sixty_answers_equal_those_of_transformers_where_nobody_is_sent_away(name, record_property):
+    engine = serve_sixty(record_property, NEVER_PREEMPT[name])
+    assert not engine.history.victims
 
 
-@pytest.mark.parametrize(
-    ("victim", "host_blocks"),
-    [*((victim, 0) for victim in VICTIMS), *product(("newest", "oldest"), (8, 100))],
-)
-def test_sixty_answers_equal_those_of_transformers_whoever_is_sent_away(victim, host_blocks):
+@pytest.mark.parametrize("name", PREEMPT)
+def test_sixty_answers_equal_those_of_transformers_whoever_is_sent_away(name, record_property):
     """Without room on the host all are computed again, with 8 blocks some, with 100 none."""
-    engine = make_engine(tiny(), **POOL, victim=VICTIMS[victim], host_blocks=host_blocks)
-    finish(ask(engine, sixty_requests()))
-    assert engine.answers == answers_of_transformers()
+    policy, watermark, victim, host_blocks = PREEMPT[name]
+    rules = {"victim": victim, "host_blocks": host_blocks}
+    engine = serve_sixty(record_property, policy, watermark, **rules)
     preemptions = len(engine.history.victims)
     assert preemptions > 0
     if host_blocks:
