@@ -1,8 +1,7 @@
 """GPT-2 through a block table: prefill, a decode step for sequences of any lengths, generation.
 
-Every check comes first, then the blocks, then the model, and only then do the tables count the new
-tokens. A call that is refused has changed nothing. One that is interrupted has stored no part of a
-pass; blocks that it took stay with their sequence, for the next try::
+Check, take blocks, compute, count: a call that is refused has changed nothing, one that is
+interrupted has stored nothing and leaves the blocks that it took for the next try::
 
     model, tokenizer = load_gpt2()
     kv = PagedKV(model.config, num_blocks=64, block_size=16)
@@ -18,6 +17,7 @@ from operator import index
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import trange
 
 from kernels.paged_attention import find_kernels
@@ -34,14 +34,12 @@ def forward_paged_decode(
     seq_ids: Sequence[Hashable],
     tokens: Sequence[int],
     attention: str | Callable = "in_place",
-) -> torch.Tensor:
+) -> Tensor:
     """One more token for each sequence, each at its own position: logits [batch, vocab_size].
 
-    `attention` is "gather", "in_place", "triton" or a function of their form (labcore.attention).
-    Before any block is taken it raises what `prefill_packed` does, ValueError for a sequence that
-    is named twice, for a number of tokens unlike that of sequences and for an unknown attention,
-    and TypeError or RuntimeError where "in_place" or "triton" cannot read the pool. Cost: the
-    weights once, whatever the batch, and every sequence's keys and values.
+    `attention` is "gather", "in_place", "triton" or a function of their form. Raises, before any
+    block is taken, as `prefill_packed` and `find_attention`, and ValueError for a sequence named
+    twice or another number of tokens. Cost: the weights once, and every sequence's keys and values.
     Source: Kwon et al. 2023, section 4.3. Built in: ch05
     """
     seq_ids, tokens = list(seq_ids), list(tokens)
@@ -66,12 +64,11 @@ def forward_paged_decode(
 
 def prefill_paged(
     model: GPT2, kv: PagedKV, seq_id: Hashable, tokens: Sequence[int], chunk: int | None = None
-) -> torch.Tensor:
-    """Store a prompt behind what a sequence holds, `chunk` tokens at a time: logits [vocab_size].
+) -> Tensor:
+    """Store a prompt, `chunk` tokens at a time: logits [vocab_size] after its last token.
 
-    The logits are those after the last token. The sequence must have been added to `kv.tables`.
-    Blocks for all chunks are taken at once; chunks that were stored before an interruption stay.
-    Raises as `prefill_packed`, and ValueError for a chunk below 1. Built in: ch05
+    Blocks for all chunks are taken at once; chunks stored before an interruption stay. Raises as
+    `prefill_packed`, and ValueError for a chunk below 1.  Built in: ch05
     """
     tokens = list(tokens)
     chunk = len(tokens) if chunk is None else index(chunk)
@@ -84,16 +81,13 @@ def prefill_paged(
     return logits[0]
 
 
-def prefill_packed(
-    model: GPT2, kv: PagedKV, prompts: Mapping[Hashable, Sequence[int]]
-) -> torch.Tensor:
+def prefill_packed(model: GPT2, kv: PagedKV, prompts: Mapping[Hashable, Sequence[int]]) -> Tensor:
     """Store prompts of several sequences in one pass without padding: logits [batch, vocab_size].
 
-    All tokens lie behind one another in one row; each sequence attends to its own, a copy of which
-    is read through its table. Before any block is taken it raises KeyError for a sequence that is
-    not there, ValueError for no sequences, no tokens, a token outside the vocabulary or a cache of
-    another shape, TypeError for tokens that are no whole numbers or a cache of other numbers or on
-    another device, ContextOverflow and OutOfBlocks. Built in: ch05
+    Each sequence reads a copy of its own tokens through its table. Raises, before any block is
+    taken, KeyError; ValueError for no sequences, no tokens, tokens outside the vocabulary or a
+    cache of another shape; TypeError for tokens that are no whole numbers or a cache of other
+    numbers or on another device; ContextOverflow and OutOfBlocks.  Built in: ch05
     """
     ids, positions, slots = _start(model, kv, prompts)  # each [total]
     counts = list(map(len, prompts.values()))
@@ -117,7 +111,7 @@ def prefill_packed(
     return logits
 
 
-def greedy(logits: torch.Tensor, rows: Sequence[int], step: int) -> list[int]:
+def greedy(logits: Tensor, rows: Sequence[int], step: int) -> list[int]:
     """The token with the largest logit, for each row of [batch, vocab_size].  Given."""
     return logits.argmax(-1).tolist()
 
@@ -125,9 +119,7 @@ def greedy(logits: torch.Tensor, rows: Sequence[int], step: int) -> list[int]:
 def sampler(temperature: float, seed: int = 0) -> Callable:
     """A `choose` for `generate` that draws from softmax(logits / temperature).
 
-    What is drawn depends on seed, row and step alone: not on the other rows, nor on their order,
-    nor on whether the sequence was preempted in between. Towards 0 it becomes `greedy`. Raises
-    ValueError unless temperature > 0. Given.
+    What is drawn depends on seed, row and step alone. Raises ValueError.  Given.
     """
     if not temperature > 0 or index(seed) < 0:
         raise ValueError(f"temperature is above 0, a seed not below: {temperature} and {seed}")
@@ -150,32 +142,38 @@ def generate(
     max_new_tokens: int,
     choose: Callable = greedy,
     attention: str | Callable = "in_place",
+    samples: int = 1,
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_new_tokens`, or up to the model's end-of-text token.
 
-    `choose(logits [batch, vocab_size], rows, step)` returns a token a row: `greedy` or a `sampler`.
-    A sequence gives its blocks back when it ends, and all do when an error ends the call; the last
-    token chosen is never stored. Raises as `forward_paged_decode`, OutOfBlocks also when the pool
-    is too small for what is generated. Given.
+    `choose(logits [batch, vocab_size], rows, step)` returns a token a row. A prompt is computed
+    once for its `samples` rows, one after another, each with an answer. In the end all blocks are
+    free, after an error too. Raises as `forward_paged_decode`; OutOfBlocks also on the way.  Given.
     """
-    prompts = [list(tokens) for tokens in prompts]
+    prompts, samples = [list(tokens) for tokens in prompts], index(samples)
     longest = max(map(len, prompts), default=0) + index(max_new_tokens) - 1
-    if max_new_tokens < 0:
-        raise ValueError(f"{max_new_tokens} new tokens")
+    if max_new_tokens < 0 or samples < 1:
+        raise ValueError(f"{max_new_tokens} new tokens, {samples} samples")
     if longest > model.config.n_positions:
         raise ContextOverflow(f"{longest} tokens to store, {model.config.n_positions} positions")
     if not all(prompts):
         raise ValueError(f"prompt {prompts.index([])} has no tokens")
     attention = find_attention(attention, kv)
-    rows = {object(): row for row in range(len(prompts))}  # seq_id: row, of those that go on
-    answers = [[] for _ in prompts]
+    answers = [[] for _ in prompts for _ in range(samples)]
+    rows = {object(): row for row in range(len(answers))}  # seq_id: row, of those that go on
+    firsts = list(rows)[::samples]  # the first row of each prompt
     try:
-        for seq_id in rows:
+        for seq_id in firsts:
             kv.tables.add(seq_id)
-        logits = prefill_packed(model, kv, dict(zip(rows, prompts, strict=True)))
+        logits = prefill_packed(model, kv, dict(zip(firsts, prompts, strict=True)))
+        logits = logits.repeat_interleave(samples, 0)
+        for seq_id, row in rows.items():
+            if row % samples:
+                kv.tables.fork(firsts[row // samples], seq_id)
         for step in trange(max_new_tokens, unit="step", delay=5, leave=False):
             chosen = choose(logits, list(rows.values()), step)
             newest = dict(zip(rows, map(index, chosen), strict=True))
+            check_vocabulary(newest.values(), model.config.vocab_size)
             for seq_id, token in newest.items():
                 if token == model.config.eos_token_id:
                     kv.tables.drop(seq_id)
@@ -187,16 +185,16 @@ def generate(
             tokens = [newest[seq_id] for seq_id in rows]
             logits = forward_paged_decode(model, kv, rows, tokens, attention)
     finally:
-        for seq_id in rows.keys() & set(kv.tables.seq_ids()):
-            kv.tables.drop(seq_id)
+        for seq_id in kv.tables.seq_ids():
+            if seq_id in rows:
+                kv.tables.drop(seq_id)
     return answers
 
 
 def find_attention(attention: str | Callable, kv: PagedKV) -> Callable:
     """The function that `attention` names, or the error that is known before blocks are taken.
 
-    Raises ValueError for another name; TypeError or RuntimeError where it cannot read the pool.
-    Given.
+    ValueError for another name; TypeError or RuntimeError where it cannot read the pool.  Given.
     """
     if attention not in ATTENTION and not callable(attention):
         raise ValueError(f"attention is one of {', '.join(ATTENTION)}, got {attention!r}")
