@@ -1,14 +1,15 @@
-"""Reading request traces: CSV or JSON lines, with the columns of the Azure and the Mooncake traces.
+"""Reading request traces, CSV or JSON lines in the form of Azure's and Mooncake's, and engine logs.
 
-Nothing is dropped in silence. A row that is not what it should be stops the reading, with the file
-and the row; a row that is sound but no request for our server (no output, or longer than the
-context) is counted and reported.
+A row that is not what it should be stops the reading; one that is no request for us is counted.
 """
 
 import csv
 import json
 import math
-from datetime import datetime
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from fileinput import FileInput
 from itertools import pairwise
 from operator import itemgetter
@@ -17,15 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from labcore.blocks import blocks_needed
-from labcore.workloads import Workload
+from labcore.workloads import TOO_LONG, Workload
 
 # arrival, prompt, output: the names of the columns in the traces that this module knows
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")  # date and time, 7 digits of a second
 MOONCAKE = ("timestamp", "input_length", "output_length")  # milliseconds; also hash_ids
 TICKS = 10**7  # a second: arrivals are compared as whole numbers, exact to the seventh digit
-NO_OUTPUT, TOO_LONG = "no output", "longer than the context"
-# what a row can raise that is not what it should be
-ROW_ERRORS = (KeyError, ValueError, TypeError, OverflowError, RecursionError, csv.Error)
+NO_OUTPUT = "no output"  # why a row is set aside, beside TOO_LONG
 
 
 class TraceError(ValueError):
@@ -37,38 +36,72 @@ def read_trace(
 ) -> Workload:
     """Read a request trace: .csv, or .jsonl with one JSON object a line.
 
-    Arrivals are seconds from the first request; rows out of order are sorted by arrival, with a
-    note, and ties keep the order of the file. Rows with no output, and rows whose prompt and
-    output together pass `max_context` (None: no limit), are set aside and counted in the
-    workload's `set_aside`. Where a row has `hash_ids`, each stands for `hash_block_size` tokens of
-    the prompt, the last one perhaps for fewer, and their number must fit the prompt's length.
-    Memory grows with the number of requests, not with the size of the file. Raises TraceError with
-    file and line, FileNotFoundError.  Given.
+    Rows out of order are sorted, with a note. Rows with no output, or with more than `max_context`
+    tokens (None: no limit), are counted in `set_aside`. Each of a row's `hash_ids` stands for
+    `hash_block_size` tokens of the prompt. Raises TraceError, FileNotFoundError.  Given.
     """
-    path = Path(path)
-    if path.suffix not in (".csv", ".jsonl"):
-        raise TraceError(f"{path.name}: a trace is a .csv or a .jsonl file")
     if hash_block_size < 1:
         raise ValueError(f"a block of hashes stands for at least 1 token, got {hash_block_size}")
     requests, set_aside = [], {NO_OUTPUT: 0, TOO_LONG: 0}
-    with FileInput(path, encoding="utf-8-sig") as lines:
-        is_csv = path.suffix == ".csv"
-        rows = csv.DictReader(lines) if is_csv else map(json.loads, filter(str.strip, lines))
-        try:
-            for row in rows:
-                request = _request(row, hash_block_size)
-                _, prompt, output, _ = request
-                if output == 0:
-                    set_aside[NO_OUTPUT] += 1
-                elif max_context is not None and prompt + output > max_context:
-                    set_aside[TOO_LONG] += 1
-                else:
-                    requests.append(request)
-        except UnicodeDecodeError as error:
-            raise TraceError(f"{path.name}: not a text file in UTF-8: {error}") from None
-        except ROW_ERRORS as error:
-            raise TraceError(f"{path.name}, line {lines.lineno()}: {_reason(error)}") from None
-    return _workload(path.name, requests, set_aside)
+    for request in _rows(path, lambda row: _request(row, hash_block_size)):
+        _, prompt, output, _ = request
+        if output == 0:
+            set_aside[NO_OUTPUT] += 1
+        elif max_context is not None and prompt + output > max_context:
+            set_aside[TOO_LONG] += 1
+        else:
+            requests.append(request)
+    late = sum(before[0] > after[0] for before, after in pairwise(requests))
+    notes = (f"{late:,} out of order, sorted by arrival",) if late else ()
+    requests.sort(key=itemgetter(0))  # a stable sort: ties keep the order of the file
+    ticks, prompts, outputs, ids = zip(*requests, strict=True) if requests else ((), (), (), ())
+    arrivals = np.array([(tick - ticks[0]) / TICKS for tick in ticks])
+    prefix_ids = ids if requests and None not in ids else None
+    return Workload(Path(path).name, prompts, outputs, arrivals, prefix_ids, set_aside, notes)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineLog:
+    """What a real engine did with the requests of `workload`, and how full it was each second.
+
+    One entry a request, in order of arrival: when it was `scheduled`, and its `first_token` and
+    `last_token` came, in seconds from the first arrival. One a row of the series: `seconds`,
+    requests `running` and `waiting`, and `kv_use`, the part of the cache in use, 0 to 1.  Given.
+    """
+
+    workload: Workload
+    scheduled: np.ndarray
+    first_token: np.ndarray
+    last_token: np.ndarray
+    seconds: np.ndarray
+    running: np.ndarray
+    waiting: np.ndarray
+    kv_use: np.ndarray
+
+
+def read_engine_log(path: str | Path) -> EngineLog:
+    """Read an engine's log: the requests at `path`, NAME_requests.jsonl, and the series beside it.
+
+    The clock of the requests' queued_ts, scheduled_ts, first_token_ts and last_token_ts is set by
+    the one that waits the least to be queued. Raises as `read_trace`.  Given.
+    """
+    path = Path(path)
+    series = path.with_name(path.name.replace("requests.jsonl", "timeseries.csv"))
+    if series == path:
+        raise TraceError(f"{path.name}: an engine's log is a NAME_requests.jsonl")
+    requests = sorted(_rows(path, _served), key=itemgetter(0))
+    by_second = list(_rows(series, _second))
+    for name, rows in ((path.name, requests), (series.name, by_second)):
+        if not rows:
+            raise TraceError(f"{name}: no rows")
+    for row, ((before, *_), (after, *_)) in enumerate(pairwise(by_second), 2):
+        if after <= before:
+            raise TraceError(f"{series.name}, row {row}: t = {after} comes after t = {before}")
+    arrivals, queued, *times, prompts, outputs = map(np.array, zip(*requests, strict=True))
+    zero = arrivals[0] + (queued - arrivals).min()
+    workload = Workload(path.name, prompts, outputs, arrivals - arrivals[0])
+    columns = map(np.array, zip(*by_second, strict=True))
+    return EngineLog(workload, *(time - zero for time in times), *columns)
 
 
 def block_keys(
@@ -76,33 +109,98 @@ def block_keys(
 ) -> list[tuple[int, int]]:
     """The keys of a prompt's full blocks of `block_size`, from a trace's ids of its larger ones.
 
-    Each id stands for hash_block_size / block_size of our blocks: part k of id i has key (i, k).
-    A part-full block has no key, since only full blocks can be shared. Raises ValueError if the
-    sizes do not divide.  Given.
+    Part k of id i has key (i, k). Raises ValueError if the sizes do not divide.  Given.
     """
     if block_size < 1 or hash_block_size % block_size:
         raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
+    if len(ids) < blocks_needed(prompt, hash_block_size):
+        raise ValueError(f"{len(ids)} ids of {hash_block_size} tokens for a prompt of {prompt}")
     parts = hash_block_size // block_size
     return [(ids[k // parts], k % parts) for k in range(prompt // block_size)]
 
 
+def _rows(path: str | Path, parse: Callable) -> Iterator:
+    """What `parse` makes of each row of a .csv or .jsonl file; TraceError where it raises."""
+    path = Path(path)
+    if path.suffix not in (".csv", ".jsonl"):
+        raise TraceError(f"{path.name}: a trace is a .csv or a .jsonl file")
+    with FileInput(path, encoding="utf-8-sig") as lines:
+        is_csv = path.suffix == ".csv"
+        rows = csv.DictReader(lines) if is_csv else map(json.loads, filter(str.strip, lines))
+        try:
+            for row in rows:
+                if not isinstance(row, dict):
+                    raise ValueError(f"expected an object, got {row!r:.40}")
+                if None in row:
+                    raise ValueError(f"{len(row[None])} more values than columns: {row[None]}")
+                yield parse(row)
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{path.name}: not a text file in UTF-8: {error}") from None
+        except (ValueError, RecursionError, csv.Error) as error:
+            is_json = isinstance(error, json.JSONDecodeError | RecursionError)
+            reason = f"not JSON: {error}" if is_json else str(error)
+            raise TraceError(f"{path.name}, line {lines.lineno()}: {reason}") from None
+
+
+def _field(row: dict, column: str, parse: Callable, *args):
+    """What `parse` makes of one column of a row; its errors name the column."""
+    if column not in row:
+        raise ValueError(f"no column {column!r}, only {', '.join(row)}")
+    try:
+        return parse(row[column], *args)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{column}: {error}") from None
+
+
+def _served(row: dict) -> tuple[float, float, float, float, float, int, int]:
+    """(arrival, queued, scheduled, first and last token, prompt, output) of a request."""
+    columns = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+    times = [_field(row, column, _number) for column in columns]
+    if times != sorted(times):
+        raise ValueError(f"{', '.join(columns)} are in this order of time, got {times}")
+    lengths = [_field(row, column, _tokens, 1) for column in ("input_toks", "output_toks")]
+    return _field(row, "arrival_time", _number), *times, *lengths
+
+
+def _second(row: dict) -> tuple[float, int, int, float]:
+    """(t, running, waiting, part of the cache in use) of a row of the series."""
+    running, waiting = (_field(row, column, _tokens, 0) for column in ("running", "waiting"))
+    used = _field(row, "kv_cache_pct", _number)
+    if used > 100:
+        raise ValueError(f"a cache is at most 100% full, got {used}")
+    return _field(row, "t", _number), running, waiting, used / 100
+
+
+def _number(value: str | float) -> float:
+    try:
+        number = -1 if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError):
+        number = -1
+    if not 0 <= number < math.inf:
+        raise ValueError(f"expected a number, at least 0, got {value!r}")
+    return number
+
+
 def _request(row: dict, hash_block_size: int) -> tuple[int, int, int, tuple | None]:
     """(arrival in ticks, prompt, output, ids of the prompt's blocks or None) of one row."""
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {row!r:.40}")
-    if None in row:
-        raise ValueError(f"{len(row[None])} more values than columns: {row[None]}")
-    columns, ticks = (AZURE, _ticks) if AZURE[0] in row else (MOONCAKE, _ticks_of_ms)
-    when, prompt, output = (row[column] for column in columns)
-    prompt, output = _tokens(prompt, 1), _tokens(output, 0)
-    return ticks(when), prompt, output, _hash_ids(row.get("hash_ids"), prompt, hash_block_size)
+    names, ticks = (AZURE, _ticks) if AZURE[0] in row else (MOONCAKE, _ticks_of_ms)
+    if names[0] not in row:
+        raise ValueError(f"no column {AZURE[0]!r} or {MOONCAKE[0]!r}, only {', '.join(row)}")
+    when, prompt, output = names
+    prompt, output = _field(row, prompt, _tokens, 1), _field(row, output, _tokens, 0)
+    ids = _hash_ids(row.get("hash_ids"), prompt, hash_block_size)
+    return _field(row, when, ticks), prompt, output, ids
 
 
 def _ticks(when: str) -> int:
-    """Ticks since 2000 of '2023-11-16 18:15:46.6805900': a datetime drops the seventh digit."""
-    moment = datetime.fromisoformat(str(when)).replace(microsecond=0)
-    _, _, fraction = str(when).partition(".")
-    seconds = round((moment - datetime(2000, 1, 1)).total_seconds())
+    """Ticks since 2000 of '2023-11-16 18:15:46.6805900'; without a zone the time counts as UTC."""
+    try:
+        moment = datetime.fromisoformat(str(when)).replace(microsecond=0)
+    except ValueError:
+        raise ValueError(f"expected a date and a time, got {when!r}") from None
+    moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    seconds = round((moment - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds())
+    fraction = re.search(r"\.\d+|$", str(when))[0][1:]
     return seconds * TICKS + int(f"{fraction:0<7.7}")
 
 
@@ -127,22 +225,5 @@ def _hash_ids(ids: list | None, prompt: int, hash_block_size: int) -> tuple[int,
 def _tokens(value: str | int, least: int) -> int:
     digits = str(value).strip()
     if not (digits.isascii() and digits.isdigit()) or not least <= int(digits) < 2**62:
-        raise ValueError(f"expected a number of tokens, at least {least}, got {value!r}")
+        raise ValueError(f"expected a whole number, at least {least}, got {value!r}")
     return int(digits)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"no column {error}"
-    is_json = isinstance(error, json.JSONDecodeError | RecursionError)
-    return f"not JSON: {error}" if is_json else str(error)
-
-
-def _workload(name: str, requests: list[tuple], set_aside: dict[str, int]) -> Workload:
-    late = sum(before[0] > after[0] for before, after in pairwise(requests))
-    notes = (f"{late:,} out of order, sorted by arrival",) if late else ()
-    requests.sort(key=itemgetter(0))  # a stable sort: ties keep the order of the file
-    ticks, prompts, outputs, ids = zip(*requests, strict=True) if requests else ((), (), (), ())
-    arrivals = np.array([(tick - ticks[0]) / TICKS for tick in ticks])
-    prefix_ids = ids if requests and None not in ids else None
-    return Workload(name, prompts, outputs, arrivals, prefix_ids, set_aside, notes)

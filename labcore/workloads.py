@@ -1,15 +1,18 @@
-"""Requests: how long prompts and answers are, drawn from a distribution or read from a real trace.
-
-A request is two numbers, the tokens of its prompt and of its output. What the tokens say does not
-matter to an allocator. Two cautions: the named workloads are synthetic, and a trace tells what was
-asked of a server, not what a policy would have been told.
+"""Requests, two numbers each: tokens of the prompt and of the output, drawn or read from a trace.
+A trace tells what was asked of a server, not what a policy would have been told.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+#: Why a request is set aside.  Given.
+TOO_LONG = "longer than the context"
 
 
 class Request(NamedTuple):
@@ -24,9 +27,9 @@ class Request(NamedTuple):
 class Workload:
     """Requests in order of arrival, as arrays of one entry a request. Given.
 
-    `prompts` and `outputs` count tokens, each at least 1; `arrivals` are seconds from the first
-    request, `prefix_ids` the trace's ids of each prompt's blocks; both are None where not known.
-    `set_aside` counts the rows of a trace that are not among the requests, by reason.
+    `prompts` and `outputs` count tokens; `arrivals` are seconds from the first, `prefix_ids` the
+    ids of each prompt's blocks, or None. `set_aside` counts the rows of a trace that are no
+    requests.
     """
 
     name: str
@@ -82,11 +85,9 @@ SHAPES = {
 
 
 def draw(name: str, num_requests: int = 3_000, seed: int = 0, max_context: int = 1_024) -> Workload:
-    """Draw a synthetic workload by name: chat, long_prompt or long_answer.
+    """Draw one of `SHAPES`, synthetic and log-normal: chat, long_prompt or long_answer.
 
-    Lengths are log-normal with the medians and sigmas in `SHAPES`, rounded, and cut so that prompt
-    and output together fit into `max_context` tokens. The same seed gives the same requests.
-    Raises ValueError for another name.  Given.
+    Prompt and output are cut to `max_context` tokens. Raises ValueError for another name.  Given.
     """
     if name not in SHAPES:
         raise ValueError(f"no workload {name!r}: choose one of {', '.join(SHAPES)}")
@@ -105,6 +106,76 @@ def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_02
     )
     prompts = np.clip(prompts, 1, max_context - 1)
     return Workload(name, prompts, np.clip(outputs, 1, max_context - prompts))
+
+
+# where the quantiles of a table stand: close together at the ends, where one request weighs most
+PERCENT = [0, 1, *range(5, 91, 5), 92, 94, 96, 98, 99, 99.5, 100]
+#: The tables that are shipped, with their source; written by benchmarks/traces.py.  Given.
+TABLES = Path(__file__).with_name("azure2023.json")
+
+
+def quantiles(workload: Workload, bands: int = 10) -> dict:
+    """The table of a workload's lengths that `draw_quantiles` takes; JSON can hold it.
+
+    In order of prompt, requests are cut into `bands` of one size; each has the quantiles of its
+    prompts and outputs at `percent`. Raises TypeError, and ValueError for fewer than bands.  Given.
+    """
+    if not isinstance(workload, Workload):
+        raise TypeError(f"expected a Workload, got {workload!r:.40}")
+    if not 1 <= bands <= len(workload):
+        raise ValueError(f"{len(workload)} requests cannot be cut into {bands} bands")
+    parts = np.array_split(np.argsort(workload.prompts, kind="stable"), bands)
+    table = {"percent": PERCENT}
+    for kind in ("prompts", "outputs"):
+        lengths = getattr(workload, kind)
+        rows = [np.percentile(lengths[part], PERCENT, method="inverted_cdf") for part in parts]
+        table[kind] = np.array(rows).tolist()
+    return table
+
+
+def draw_quantiles(
+    table: str | dict, num_requests: int = 3_000, seed: int = 0, max_context: int | None = 1_024
+) -> Workload:
+    """Draw requests from the quantiles of a trace: azure_conv, azure_code, or a table of your own.
+
+    Each draw takes a band, and in it a prompt and an output, independently and linearly between the
+    quantiles. Those above `max_context` (None: no limit) are set aside. Raises ValueError.  Given.
+    """
+    name = table if isinstance(table, str) else "quantiles"
+    if isinstance(table, str):
+        tables = json.loads(TABLES.read_text(encoding="utf-8"))["tables"]
+        if name not in tables:
+            raise ValueError(f"no table {name!r}: choose one of {', '.join(tables)}")
+        table = tables[name]
+    percent, rows = _checked(table)
+    rng = np.random.default_rng(seed)
+    band = rng.integers(rows.shape[1], size=num_requests)
+    at = 101 * band + rng.uniform(0, 100, (2, num_requests))  # all bands, one after the other
+    places = np.add.outer(101 * np.arange(rows.shape[1]), percent).ravel()
+    prompts, outputs = (
+        np.rint(np.interp(x, places, row.ravel())).astype(np.int64)
+        for x, row in zip(at, rows, strict=True)
+    )
+    fits = prompts + outputs <= (inf if max_context is None else max_context)
+    set_aside = {TOO_LONG: int((~fits).sum())}
+    return Workload(name, prompts[fits], outputs[fits], set_aside=set_aside)
+
+
+def _checked(table: dict) -> tuple[np.ndarray, np.ndarray]:
+    """The percentages of a table, and its quantiles [prompts and outputs, bands, percentages]."""
+    try:
+        percent = np.array(table["percent"], float)
+        rows = np.array([table["prompts"], table["outputs"]], float)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no table of percent, prompts and outputs: {error}") from None
+    rising = len(percent) > 1 and percent[0] == 0 and percent[-1] == 100
+    if not (rising and (np.diff(percent) > 0).all() and rows.shape[2:] == percent.shape):
+        raise ValueError(
+            f"a row has a quantile for each percent, from 0 to 100, got {rows.shape} at {percent}"
+        )
+    if not ((np.diff(rows) >= 0).all() and 1 <= rows.min() <= rows.max() < 2**53):
+        raise ValueError("quantiles are lengths of at least 1 token that never fall")
+    return percent, rows
 
 
 def from_pairs(pairs: Iterable[Sequence[int]]) -> Workload:
