@@ -1,8 +1,4 @@
-"""GPT-2 in plain torch, written to be read. The weights of any GPT-2 checkpoint fit in by name.
-
-The model knows of no cache. Each layer hands queries, keys and values to a function `attend`; what
-that does with them, compute all anew, append to a buffer, write into blocks, is the caller's.
-"""
+"""GPT-2 in plain torch, without a cache. Any GPT-2 checkpoint's weights fit in by name."""
 
 import json
 import os
@@ -16,7 +12,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 
 from labcore.attention import causal_attention
 
@@ -55,7 +51,7 @@ class Affine(nn.Module):
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
         self.bias = nn.Parameter(torch.empty(outputs))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs]."""
         return F.linear(x, self.weight.T, self.bias)
 
@@ -73,7 +69,7 @@ class Layer(nn.Module):
         mlp = {"c_fc": Affine(width, 4 * width), "c_proj": Affine(4 * width, width)}
         self.attn, self.mlp = nn.ModuleDict(attn), nn.ModuleDict(mlp)
 
-    def forward(self, x: torch.Tensor, attend: Callable) -> torch.Tensor:
+    def forward(self, x: Tensor, attend: Callable) -> Tensor:
         """[batch, n, n_embd] to the same, with attend(q, k, v) on [batch, n, n_head, head_dim]."""
         qkv = self.attn["c_attn"](self.ln_1(x))  # [batch, n, 3 * n_embd]
         q, k, v = qkv.unflatten(-1, (3, self.n_head, -1)).unbind(-3)  # [batch, n, n_head, head_dim]
@@ -89,28 +85,27 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        embedding = nn.Embedding.from_pretrained  # random numbers on "meta" take 1.4 seconds
+        self.wte = embedding(torch.empty(config.vocab_size, config.n_embd))
+        self.wpe = embedding(torch.empty(config.n_positions, config.n_embd))
         self.h = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
 
-    def hidden(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Callable
-    ) -> torch.Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Callable) -> Tensor:
         """Token ids at positions, both [batch, n], to [batch, n, n_embd].
 
-        Every layer calls attend(layer, q, k, v) once; all four are [batch, n, n_head, head_dim].
+        Each layer calls attend(layer, q, k, v) once; all are [batch, n, n_head, head_dim].
         """
         x = self.wte(tokens) + self.wpe(positions)  # [batch, n, n_embd]
         for index, layer in enumerate(self.h):
             x = layer(x, partial(attend, index))
         return self.ln_f(x)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """[..., n_embd] to [..., vocab_size]."""
         return hidden @ self.wte.weight.T
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Everything anew, without a cache: [batch, n] to [batch, n, vocab_size]."""
 
         def attend(layer, q, k, v):
@@ -120,16 +115,8 @@ class GPT2(nn.Module):
         return self.logits(self.hidden(tokens, positions, attend))
 
 
-#: Shapes by name.  Given.
-CONFIGS = {
-    "tiny": GPT2Config(n_layer=5, n_head=3, n_embd=192, vocab_size=2_048),
-    "gpt2": GPT2Config(),
-}
-
-
-def random_gpt2(shape: str | GPT2Config = "gpt2", seed: int = 0) -> GPT2:
-    """A GPT-2 of a real shape with random weights, seeded: for timings and for tests.  Given."""
-    config = CONFIGS[shape] if isinstance(shape, str) else shape
+def random_gpt2(config: GPT2Config, seed: int = 0) -> GPT2:
+    """A GPT-2 with random weights, seeded: for timings and for tests.  Given."""
     generator = torch.Generator().manual_seed(seed)
     model = _without_weights(config).to_empty(device="cpu")
     for name, parameter in model.named_parameters():
@@ -143,9 +130,9 @@ def random_gpt2(shape: str | GPT2Config = "gpt2", seed: int = 0) -> GPT2:
 
 
 def find_model(name: str | None = None) -> str:
-    """Where a model is: the path of a folder, or a name on the Hugging Face hub.
+    """The path of a folder, or a name on the Hugging Face hub. "tiny" is in this package.
 
-    "tiny" is in this package; None takes LABCORE_MODEL from the environment, else "tiny".  Given.
+    None takes LABCORE_MODEL from the environment, else "tiny".  Given.
     """
     if name is None:
         name = os.environ.get("LABCORE_MODEL") or "tiny"
@@ -155,11 +142,9 @@ def find_model(name: str | None = None) -> str:
 def load_gpt2(
     name: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> tuple[GPT2, Tokenizer]:
-    """A GPT-2 with its weights, and its tokenizer.
+    """A GPT-2 with its weights, and its tokenizer; `name` as in `find_model`.
 
-    `name` is "tiny", "gpt2" or another name on the hub, or a folder with config.json,
-    tokenizer.json and model.safetensors; None as in `find_model`. Raises ModelNotFound and
-    UnsupportedModel. Pickles are not opened.  Given.
+    No pickle is opened. Raises ModelNotFound and UnsupportedModel.  Given.
     """
     name = find_model(name)
     folder = Path(name)
@@ -188,10 +173,7 @@ def load_gpt2(
 
 
 def read_config(raw: dict) -> GPT2Config:
-    """The part of a config.json that shapes a GPT-2. Raises UnsupportedModel for what is not here.
-
-    Given.
-    """
+    """The shape in a config.json. Raises UnsupportedModel for what is not here.  Given."""
     if raw.get("model_type") != "gpt2":
         raise UnsupportedModel(f"this is a {raw.get('model_type')!r}, not a GPT-2")
     config = GPT2Config(**{f.name: raw[f.name] for f in fields(GPT2Config) if f.name in raw})
