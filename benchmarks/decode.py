@@ -23,7 +23,8 @@ from labcore.attention import gather, in_place
 from labcore.blocks import blocks_needed
 from labcore.caches import PagedKV, StaticKV, forward_cached
 from labcore.decode import forward_paged_decode, generate
-from labcore.gpt2 import CONFIGS, load_gpt2, random_gpt2
+from labcore.gpt2 import GPT2Config as Shape
+from labcore.gpt2 import load_gpt2, random_gpt2
 
 RESULT = Path(__file__).resolve().parent.parent / "book/results/decode.json"
 SHAPES = [(1, 128), (8, 128), (32, 128), (64, 128), (32, 512), (64, 512)]  # batch, context
@@ -221,7 +222,7 @@ def their_gpt2(model):
 
 def measure():
     """Everything, printed as it comes."""
-    model = random_gpt2("gpt2")
+    model = random_gpt2(Shape())
     step, attention = [], []
     for batch, context in SHAPES:
         row, static, paged = time_step(model, batch, context)
@@ -233,7 +234,7 @@ def measure():
     result = {"step": step, "attention": attention}
     result["gather_alone"] = time_gather_alone()
     result["row_gather"] = time_rows()
-    result["batch_1"] = time_batch_1(CONFIGS["gpt2"])
+    result["batch_1"] = time_batch_1(Shape())
     result["generate"] = [
         time_generate("tiny", load_gpt2("tiny")[0]),
         time_generate("gpt2", model),

@@ -1,7 +1,6 @@
 """What runs on the host: checks, the choice of tiles and splits, and the launch.
 
-The kernels are in `kernels.split_kv`. They are imported at the first call, so that this module can
-be imported everywhere, with a card or without, with Triton or without.
+`kernels.split_kv` is imported at the first call: importing this module needs no card and no Triton.
 """
 
 import math
@@ -11,6 +10,7 @@ from operator import index
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from kernels.reference import check_shapes, check_tables
 
@@ -29,8 +29,8 @@ class Launch:
     """What a caller may vary without changing the answer, rounding apart.
 
     `tile`: tokens a turn of the loop, a power of two from 16 up. `rows`: query heads of a group,
-    padded to a power of two. `num_splits`: programs that share a sequence. `num_warps`: warps of 32
-    threads a program. `num_stages`: turns of the loop in flight.
+    padded to a power of two. `num_splits`: programs that share a sequence. `num_warps`: of 32
+    threads, a program. `num_stages`: turns of the loop in flight.
     """
 
     tile: int
@@ -51,7 +51,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Card:
-    """What `plan` asks about a GPU: its multiprocessors; do they multiply tiles of 16-bit numbers?
+    """A GPU's multiprocessors, and whether they multiply 16-bit tiles.
 
     Those of NVIDIA do from compute capability 8.0 for Triton, those of AMD from CDNA on.  Given.
     """
@@ -60,13 +60,10 @@ class Card:
     tensor_cores: bool = True
 
 
-def plan(
-    queries: torch.Tensor, key_pool: torch.Tensor, max_seq_len: int, card: Card | None
-) -> Launch:
+def plan(queries: Tensor, key_pool: Tensor, max_seq_len: int, card: Card | None) -> Launch:
     """Choose tile, splits and warps from shapes only, for a card; None is the interpreter.
 
-    It reads no element and times nothing: a launch can be captured in a CUDA graph, and the same
-    shapes always run the same code.  Given.
+    It reads no element and times nothing: a launch can be captured in a CUDA graph.  Given.
     """
     batch, q_heads, head_dim = queries.shape
     kv_heads = key_pool.shape[2]
@@ -86,34 +83,31 @@ def plan(
 
 
 def paged_attention(
-    queries: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
+    queries: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
     scale: float | None = None,
     *,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     return_lse: bool = False,
     max_seq_len: int | None = None,
     launch: Launch | None = None,
     check_ids: bool = True,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """One query a sequence, against the keys and values that its table names, read where they lie.
 
-    Shapes as in `kernels.reference.paged_attention`; queries and pools are float32, float16 or
-    bfloat16, tables and lengths int32, and each last axis lies without gaps. Returns `out` in the
-    queries' shape and type, and with `return_lse` also the logarithm of each softmax's sum, [batch,
-    q_heads] in float32. A sequence of length 0 gives 0 and -inf. Products of float32 are exact ones
-    (no TF32); sums are float32 throughout.
-
-    `max_seq_len`, by default the table's whole width, helps `plan` to choose `launch`; the answer
-    does not depend on either. `check_ids` looks at lengths and used ids, which makes the host wait
-    for the card: switch it off where the tables are your own, and in a CUDA graph. A wrong id then
-    reads foreign memory. Raises as `find_kernels`, TypeError and ValueError for what does not fit
-    together; nothing has been written then. There is no backward pass.
-    Cost: every key and value of the batch is read once. Source: Kwon et al. 2023, section 4.3;
-    splits: Dao et al. 2023, "Flash-Decoding".  Built in: ch06, where one program reads all
+    Shapes as in `kernels.reference.paged_attention`; queries and pools are float32 (multiplied
+    exactly, no TF32), float16 or bfloat16, tables and lengths int32, and each last axis lies
+    without gaps. Returns `out` like the queries, and with `return_lse` the logarithm of each
+    softmax's sum, [batch, q_heads] in float32; a sequence of length 0 gives 0 and -inf.
+    `max_seq_len` (the table's width) helps `plan` to choose `launch`. `check_ids` looks at lengths
+    and used ids, and the host waits for the card: switch it off where the tables are your own, and
+    in a CUDA graph; a wrong id then reads foreign memory. Raises as `find_kernels`, TypeError and
+    ValueError, before anything is written. Cost: each key and value is read once. Source: Kwon et
+    al. 2023, section 4.3; splits: Dao et al. 2023, "Flash-Decoding".  Built in: ch06, where one
+    program reads all
     """
     check_shapes(queries, key_pool, value_pool, block_tables, seq_lens)
     _check_tensors(queries, key_pool, value_pool, block_tables, seq_lens)
@@ -139,29 +133,51 @@ def paged_attention(
     parts = out if num_splits == 1 else lse.new_empty(*lse.shape, head_dim)
     with torch.cuda.device_of(queries) if queries.is_cuda else nullcontext():
         split_kv.split_kernel[batch * kv_heads, num_splits](
-            queries, key_pool, value_pool, block_tables, seq_lens, parts, lse,
+            queries,
+            key_pool,
+            value_pool,
+            block_tables,
+            seq_lens,
+            parts,
+            lse,
             1 / math.sqrt(head_dim) if scale is None else float(scale),
-            num_splits, block_tables.stride(0), *queries.stride()[:2],
-            *key_pool.stride()[:3], *value_pool.stride()[:3],
-            BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
-            ROWS=launch.rows, WIDTH=width, TILE=launch.tile, STAGES=launch.num_stages,
-            DOT=getattr(split_kv.tl, product), num_warps=launch.num_warps,
-        )  # fmt: skip
+            num_splits,
+            block_tables.stride(0),
+            *queries.stride()[:2],
+            *key_pool.stride()[:3],
+            *value_pool.stride()[:3],
+            BLOCK_SIZE=block_size,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            ROWS=launch.rows,
+            WIDTH=width,
+            TILE=launch.tile,
+            STAGES=launch.num_stages,
+            DOT=getattr(split_kv.tl, product),
+            num_warps=launch.num_warps,
+        )
         if num_splits > 1:
             part_lse, lse = lse, lse.new_empty(batch, q_heads)
             split_kv.combine_kernel[batch * q_heads,](
-                parts, part_lse, out, lse, num_splits,
-                HEAD_DIM=head_dim, WIDTH=width, SPLITS=next_power_of_2(num_splits),
+                parts,
+                part_lse,
+                out,
+                lse,
+                num_splits,
+                HEAD_DIM=head_dim,
+                WIDTH=width,
+                SPLITS=next_power_of_2(num_splits),
                 num_warps=1 if num_splits <= 16 else 4 if num_splits <= 64 else 8,
-            )  # fmt: skip
+            )
     return (out, lse.view(batch, q_heads)) if return_lse else out
 
 
-def find_kernels(pool: torch.Tensor) -> tuple[ModuleType, Card | None]:
+def find_kernels(pool: Tensor) -> tuple[ModuleType, Card | None]:
     """`kernels.split_kv` and the card that runs it, None for the interpreter; or why there is none.
 
-    Raises TypeError for a type of number that the kernels, or this card, do not know; RuntimeError
-    without Triton, without a card that holds `pool`, and for TRITON_INTERPRET set too late.  Given.
+    TypeError for numbers that the kernels, or this card, do not know; RuntimeError without Triton
+    or a card that holds `pool`, and for TRITON_INTERPRET set too late.  Given.
     """
     if pool.dtype not in DTYPES:
         raise TypeError(f"the kernels read float32, float16 and bfloat16, not {pool.dtype}")

@@ -1,31 +1,30 @@
-"""Attention through a block table in plain torch: slow, exact, and read before anything faster.
+"""Attention through a block table in plain torch and float64: slow, exact, the oracle of the rest.
 
-Every faster path is held against this one. It gathers each sequence's keys and values by its table
-and works in float64, so that what differs elsewhere is that path's own rounding. The checks at the
-end are those of the fast path, too.
+The checks at the end are those of the fast path, too.
 """
 
 import math
 
 import torch
+from torch import Tensor
 
 
 def paged_attention(
-    queries: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
+    queries: Tensor,
+    key_pool: Tensor,
+    value_pool: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
     scale: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """One query a sequence, against all keys and values that its table names.
 
     Shapes: queries [batch, q_heads, head_dim]; both pools [num_blocks, block_size, kv_heads,
     head_dim]; block_tables [batch, max_blocks], physical block ids; seq_lens [batch], tokens
-    stored. Entries of a table past ceil(seq_len / block_size) are not read, nor are slots past
-    seq_len. Each group of q_heads / kv_heads queries reads the same key and value head. `scale` is
-    1 / sqrt(head_dim) if None. Returns [batch, q_heads, head_dim] in float64; a sequence of length
-    0 gives zeros. Raises ValueError when shapes, heads, lengths or block ids do not fit together.
+    stored. Nothing past seq_len is read. Each group of q_heads / kv_heads queries reads the same
+    key and value head. `scale` is 1 / sqrt(head_dim) if None. Returns [batch, q_heads, head_dim] in
+    float64; a sequence of length 0 gives zeros. Raises ValueError when shapes, heads, lengths or
+    block ids do not fit together.
     """
     check_shapes(queries, key_pool, value_pool, block_tables, seq_lens)
     check_tables(key_pool, block_tables, seq_lens)
@@ -46,11 +45,7 @@ def paged_attention(
 
 
 def check_shapes(
-    queries: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
+    queries: Tensor, key_pool: Tensor, value_pool: Tensor, block_tables: Tensor, seq_lens: Tensor
 ) -> None:
     """Raise ValueError unless the shapes fit together. Looks at no element."""
     tensors = queries, key_pool, value_pool, block_tables, seq_lens
@@ -69,13 +64,8 @@ def check_shapes(
         raise ValueError(f"{batch} queries, {len(block_tables)} tables, {len(seq_lens)} lengths")
 
 
-def check_tables(
-    key_pool: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor
-) -> None:
-    """Raise ValueError for a length that its table cannot hold, or a used id outside the pool.
-
-    Looks at every entry: on a card, the host waits until it has caught up.
-    """
+def check_tables(key_pool: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
+    """Raise ValueError for a length that its table cannot hold, or a used id outside the pool."""
     num_blocks, block_size = key_pool.shape[:2]
     used = -(-seq_lens // block_size)  # blocks
     room = block_tables.shape[1]

@@ -1,8 +1,6 @@
 """Who may come in, and who must go: the decisions of a server with a fixed pool of blocks.
 
-A policy sees what a server sees: the tokens of the prompt, the tokens stored so far, the limit
-that the request declared and the maximum context. It never sees how long the answer will be; only
-what is named oracle does.
+A rule sees what a server sees; how long an answer will be, only `oracle` knows.
 """
 
 from bisect import bisect_right
@@ -28,18 +26,13 @@ class Admission(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server knows of its memory and of its clients. Built in: ch08a
-
-    `num_blocks` blocks of `block_size` tokens; `declared`, the output limit that each request
-    states, and `max_context`, the most tokens a sequence can have; `watermark`, the fraction of
-    the pool that an admission must leave free.
-    """
+    """What a server knows of its memory and of its clients. Built in: ch08a"""
 
     num_blocks: int
-    block_size: int
-    declared: int = 512
-    max_context: int = 1_024
-    watermark: float = 0.0
+    block_size: int  # tokens
+    declared: int = 512  # the output limit that each request states
+    max_context: int = 1_024  # the most tokens that a sequence can have
+    watermark: float = 0.0  # the fraction of the pool that an admission must leave free
 
     def __post_init__(self) -> None:
         least = {"num_blocks": 1, "block_size": 1, "declared": 0, "max_context": 2}
@@ -58,20 +51,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Policy:
-    """A rule for memory: how much to set aside when a request comes in, and whether it grows.
+    """How much room to take when a request comes in, and whether it grows. Built in: ch07
 
-    `set_aside(prompt, stored, limits)` is the number of tokens for which room is taken when a
-    request comes in, or comes back with `stored` tokens. Where `grows` is true, more blocks are
-    taken one by one as tokens are stored; else the room stays as it is, and a sequence that
-    outgrows it stores on, which is an overrun. A longer prompt never needs less room.
-    `admits(request, server, limits)`, if there is one, decides instead of the watermark whether a
-    request whose blocks are free may take them.  Built in: ch07
+    If it does not, a sequence that outgrows its room stores on: an overrun.
     """
 
     name: str
-    set_aside: Callable
-    grows: bool
-    admits: Callable | None = None
+    set_aside: Callable  # (prompt, stored, limits) -> tokens, when it comes in, or comes back
+    grows: bool  # blocks are taken as tokens are stored
+    admits: Callable | None = None  # (request, server, limits) -> bool, instead of the watermark
 
 
 def room_for_maximum(prompt: int, stored: int, limits: Limits) -> int:
@@ -95,13 +83,11 @@ def room_for_stored(prompt: int, stored: int, limits: Limits) -> int:
     return stored
 
 
-#: Servers before Orca, and Orca's Max in the PagedAttention paper. Left out: its buddy allocator.
-#: Built in: ch07
+#: Servers before Orca; Orca's Max in the PagedAttention paper. Left out: buddies. Built in: ch07
 reserve_max = Policy("reserve_max", room_for_maximum, grows=False)
 #: TensorRT-LLM's default: no eviction. Left out: its rounding, chunked prefill. Built in: ch07
 reserve_limit = Policy("reserve_limit", room_for_declared, grows=False)
-#: Orca's Pow2 in the PagedAttention paper, which rounds the output up as this does the declared
-#: limit. Left out: its buddy allocator (`labcore.contiguous`). Built in: ch08b
+#: Orca's Pow2 there, which rounds up the output. Left out: buddies, too. Built in: ch08b
 reserve_power_of_2 = Policy("reserve_power_of_2", room_for_power_of_2, grows=False)
 #: vLLM: v0 with a watermark of 0.01, v1 with none, and one again since June 2026 (PR #44594).
 #: Left out: prefix sharing, chunked prefill, the limit on tokens a step. Built in: ch07
@@ -109,11 +95,7 @@ paged = Policy("paged", room_for_stored, grows=True)
 
 
 def group_blocks(prompt: int, tokens: int, samples: int, block_size: int) -> int:
-    """The blocks of `samples` sequences of `tokens` tokens each that share a prompt. O(1).
-
-    Full blocks of the prompt are shared; past the prompt, each has its own copy of the rest.
-    Built in: ch08a
-    """
+    """Blocks of `samples` sequences of `tokens` that share a prompt's full ones. Built in: ch08a"""
     needed = blocks_needed(tokens, block_size)
     if samples == 1 or tokens <= prompt:
         return needed
@@ -121,21 +103,8 @@ def group_blocks(prompt: int, tokens: int, samples: int, block_size: int) -> int
     return shared + samples * (needed - shared)
 
 
-def group_tokens(prompt: int, tokens: int, samples: int, block_size: int) -> int:
-    """The slots of such a group that hold a token: shared ones count once. O(1).  Given."""
-    if samples == 1 or tokens <= prompt:
-        return tokens
-    shared = prompt // block_size * block_size
-    return shared + samples * (tokens - shared)
-
-
 def submit(policy: Policy, prompt: int, limits: Limits, samples: int = 1) -> str | None:
-    """Why a request can never be served under a policy, with the numbers, or None. O(1).
-
-    A request may need min(prompt + declared, max_context) tokens for each of its samples; if those,
-    or what the policy sets aside, take more blocks than the pool has, it would wait for ever.
-    Built in: ch08a
-    """
+    """Why a request can never be served, with the numbers, or None. O(1). Built in: ch08a"""
     if prompt >= limits.max_context:
         return f"a prompt of {prompt} tokens leaves no room in a context of {limits.max_context}"
     tokens = max(
@@ -148,11 +117,7 @@ def submit(policy: Policy, prompt: int, limits: Limits, samples: int = 1) -> str
 
 
 def has_room(needed: int, num_free: int, num_running: int, limits: Limits) -> bool:
-    """Whether a request that takes `needed` blocks may come in now.
-
-    Afterwards at least the watermark's blocks must be free. That headroom is for the growth of what
-    runs already, so it is waived when nothing runs. Built in: ch08a
-    """
+    """Whether `needed` blocks leave the watermark's free, if anything runs. Built in: ch08a"""
     headroom = limits.headroom if num_running else 0
     return num_free - needed >= headroom
 
@@ -160,11 +125,7 @@ def has_room(needed: int, num_free: int, num_running: int, limits: Limits) -> bo
 def admit(
     policy: Policy, prompt: int, stored: int, num_free: int, num_running: int, limits: Limits
 ) -> Admission:
-    """The answer to a request that has `stored` tokens (its prompt, or more if it was preempted).
-
-    Never on part of what it needs: a preempted sequence comes back only when all of it fits.
-    Built in: ch08a
-    """
+    """The answer to a request with `stored` tokens, its prompt or more. Built in: ch08a"""
     if submit(policy, prompt, limits) is not None:
         return Admission.NEVER
     needed = blocks_needed(policy.set_aside(prompt, stored, limits), limits.block_size)
@@ -173,12 +134,12 @@ def admit(
 
 @dataclass(slots=True, eq=False)  # `in` and `remove` mean this one, not one like it
 class Resident:
-    """A sequence as a policy sees it: its tokens, and its place in the order of arrival. Given."""
+    """A sequence as a policy sees it: its place in the order of arrival, and its tokens. Given."""
 
     index: int
     prompt: int
     stored: int
-    declared: int = 512  # the output limit that the request states
+    declared: int = 512
 
     @property
     def generated(self) -> int:
@@ -188,26 +149,18 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server as an admission rule sees it: who runs, in order of admission, and free blocks.
+    """A server as an admission rule sees it. Given."""
 
-    `calm_steps` are those since the last preemption, or the start; `answer_lengths`, in order of
-    length, are of the answers that have ended. Given.
-    """
-
-    running: Sequence[Resident]
-    num_free: int
-    calm_steps: int = 0
-    answer_lengths: Sequence[int] = ()
+    running: Sequence[Resident]  # in order of admission
+    num_free: int  # blocks
+    calm_steps: int = 0  # since the last preemption, or the start
+    answer_lengths: Sequence[int] = ()  # of those that have ended, in order of length
 
 
 def may_enter(
     policy: Policy, request: Resident, needed: int, server: Server, limits: Limits
 ) -> bool:
-    """Whether a request that takes `needed` blocks may come in now, by the rule of its policy.
-
-    When nothing runs, whatever fits comes in: nobody will ever leave to make it fit better.
-    Built in: ch08a
-    """
+    """Whether a request may take `needed` blocks; alone, it may take all. Built in: ch08a"""
     if policy.admits is None:
         return has_room(needed, server.num_free, len(server.running), limits)
     if needed > server.num_free:
@@ -218,10 +171,9 @@ def may_enter(
 def decaying_ratio(start: float = 0.7, factor: float = 0.14, steps: int = 600) -> Policy:
     """SGLang's rule: a fraction of what the running have declared counts as taken.
 
-    The newcomer counts in full. The fraction falls from `start` to `factor` times that over `steps`
-    steps without a preemption. SGLang (PRs #708, #1811; v0.4 and later); left out: after a
-    preemption it estimates the fraction from what has been generated, here it is `start` again; a
-    group counts as one sequence. Built in: ch08b
+    It falls from `start` to `factor` times that over `steps` steps without a preemption.
+    Source: SGLang PRs #708, #1811; v0.4 and later. Left out: its estimate of the fraction after a
+    preemption, here `start` again; a group counts as one sequence. Built in: ch08b
     """
     if not (0 <= start <= 1 and 0 <= factor <= 1 and steps >= 1):
         raise ValueError(f"two fractions and a number of steps, got {start}, {factor}, {steps}")
@@ -242,10 +194,9 @@ def expect_declared(request: Resident, server: Server, limits: Limits) -> int:
 
 
 def expect_like_others(quantile: float = 0.9) -> Callable:
-    """Of the answers that have ended, only the longer ones count: a quantile of their lengths.
+    """A quantile, 0 to 1, of the longer answers that have ended; if none, what is declared.
 
-    While nothing longer has ended, what is declared counts. Raises ValueError for a quantile
-    outside 0 to 1. Built in: ch08b
+    Raises ValueError for another quantile. Built in: ch08b
     """
     if not 0 <= quantile <= 1:
         raise ValueError(f"a quantile is between 0 and 1, got {quantile}")
@@ -261,12 +212,11 @@ def expect_like_others(quantile: float = 0.9) -> Callable:
 
 
 def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -> Policy:
-    """LightLLM's rule: let in whom the pool can hold at its fullest moment to come.
+    """LightLLM's rule: let in whom the pool can hold at its fullest moment: when somebody ends.
 
-    `expect(request, server, limits)` says how many tokens a sequence will still store. The pool is
-    fullest just before somebody ends: then all who go on have grown as much as he has. Cost:
-    O(running squared), in numpy. Gong et al. 2025, "Past-Future Scheduler" (LightLLM); left out: it
-    samples lengths, here a quantile is taken; a group counts as one sequence. Built in: ch08b
+    `expect(request, server, limits)` says how many tokens a sequence will still store. O(running
+    squared), in numpy. Source: Gong et al. 2025, "Past-Future Scheduler". Left out: it samples
+    lengths; a group counts as one sequence. Built in: ch08b
     """
 
     def admits(request, server, limits):
@@ -281,10 +231,9 @@ def future_peak(expect: Callable = expect_declared, name: str = "future_peak") -
 
 
 def oracle(outputs: Sequence[int]) -> Policy:
-    """`future_peak` for somebody who knows how long each answer will be. Nobody does.
+    """`future_peak` for somebody who knows the tokens of each answer, in order of arrival.
 
-    `outputs` has the tokens of each request's answer, by its place in the order of arrival; raises
-    ValueError where it has none. Built in: ch08b
+    Raises ValueError for a request of which `outputs` says nothing. Built in: ch08b
     """
 
     def expect(request, server, limits):
@@ -298,37 +247,30 @@ Victim = Callable[[Sequence[Resident]], Resident]  # of those that run, in order
 
 
 def newest(running: Sequence[Resident]) -> Resident:
-    """The victim is the sequence that was admitted last. O(1). vLLM v1's rule. Built in: ch07
-
-    `running` is in order of admission. The oldest is never chosen while another one runs, so it
-    always ends: no run can go on for ever.
-    """
+    """Who was admitted last goes. O(1). vLLM v1's rule. Built in: ch07"""
     return running[-1]
 
 
 def fewest_generated(running: Sequence[Resident]) -> Resident:
-    """The victim has the fewest generated tokens, the latest of equals. O(n). Built in: ch08a"""
+    """The fewest generated tokens go, of equals the latest. O(n). Built in: ch08a"""
     return min(running, key=lambda sequence: (sequence.generated, -sequence.index))
 
 
 def oldest(running: Sequence[Resident]) -> Resident:
-    """The victim is the sequence that was admitted first. O(1). Built in: ch08b"""
+    """Who was admitted first goes. O(1). Built in: ch08b"""
     return running[0]
 
 
 def least_computed(running: Sequence[Resident]) -> Resident:
-    """The victim has the fewest stored tokens, the latest of equals. O(n). Built in: ch08b
-
-    Proposed for vLLM (#54644).
-    """
+    """The fewest stored tokens go, of equals the latest. O(n). vLLM #54644. Built in: ch08b"""
     return min(running, key=lambda sequence: (sequence.stored, -sequence.index))
 
 
 def lowest_priority(classes: Sequence[int]) -> Callable:
-    """The victim is of the largest class, and there the later arrival: 0 is served best.
+    """vLLM's priority scheduling: the largest of `classes` goes, of equals the latest.
 
-    `classes` has each request's class, in order of arrival; raises ValueError where it has none.
-    vLLM's priority scheduling; left out: it also sorts the queue. Built in: ch08b
+    `classes` are in order of arrival; raises ValueError where there is none. Left out: vLLM also
+    sorts the queue. Built in: ch08b
     """
 
     def class_of(sequence):

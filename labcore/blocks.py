@@ -1,11 +1,6 @@
 """Blocks of KV cache: who owns them, and which tokens they hold.
 
-Nothing in this file touches a key or a value. It hands out integers, the ids of the equal blocks
-of one pool, and keeps for each sequence a table of the ids that hold its tokens. That is why the
-same code can serve a simulator, a cache on a CPU and a kernel on a GPU.
-
-Two rules hold everywhere: a call that fails changes nothing, and the blocks that are free and
-those in use add up to the pool.
+A call that fails changes nothing; free blocks and those in use add up to the pool.
 """
 
 from collections import Counter
@@ -29,18 +24,12 @@ class UnknownBlock(Exception):
 
 
 class BlockAllocator:
-    """A pool of equal blocks: a free list, and for each block the number of its holders.
+    """A pool of equal blocks: a stack of free ones, and for each block the number of its holders.
 
-    The free list is a stack, so the block freed last is reused first. A block with several holders
-    returns to the free list when the last of them gives it up.
-    Source: Kwon et al. 2023, sections 4.2 and 4.4.  Built in: ch02
+    Raises ValueError for no blocks. Source: Kwon et al. 2023, sections 4.2 and 4.4.  Built in: ch02
     """
 
     def __init__(self, num_blocks: int) -> None:
-        """Put all blocks on the free list.
-
-        O(num_blocks); ValueError unless there is at least one.
-        """
         if type(num_blocks) is not int or num_blocks < 1:
             raise ValueError(f"a pool has at least 1 block, got {num_blocks!r}")
         self.num_blocks = num_blocks
@@ -66,15 +55,12 @@ class BlockAllocator:
         return block_id
 
     def allocate_many(self, n: int) -> list[int]:
-        """Take `n` blocks or none, in the order in which `n` single calls would give them. O(n).
-
-        Raises OutOfBlocks if fewer are free, ValueError if `n` is negative.
-        """
+        """Take `n` blocks or none, in single calls' order. O(n). OutOfBlocks, ValueError."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
         if n > self.num_free:
             raise OutOfBlocks(f"need {n} blocks, {self.num_free} of {self.num_blocks} are free")
-        first = self.num_free - n
+        first = len(self._free_ids) - n
         block_ids = self._free_ids[first:]
         block_ids.reverse()
         del self._free_ids[first:]
@@ -88,17 +74,11 @@ class BlockAllocator:
         self._hold([block_id])
 
     def free(self, block_id: int) -> None:
-        """Give up one reference; with the last one the block becomes free. O(1).
-
-        Raises DoubleFree if nobody holds the block, UnknownBlock if nobody ever did.
-        """
+        """Give up one reference; the last frees the block. Raises DoubleFree, UnknownBlock."""
         self.free_many([block_id])
 
     def free_many(self, block_ids: Iterable[int]) -> None:
-        """Give up one reference for each id named, or none at all. O(n).
-
-        Raises as `free`, and DoubleFree if a block is named more often than it is held.
-        """
+        """Give up one reference for each id named, or none at all. O(n). Raises as `free`."""
         block_ids = list(block_ids)
         self._check_held(block_ids)
         self._give_up(block_ids)
@@ -147,12 +127,10 @@ def blocks_needed(num_tokens: int, block_size: int) -> int:
 def plan_growth(
     tables: "BlockTables", growth: Mapping[Hashable, int]
 ) -> tuple[dict[Hashable, int], dict[Hashable, int], int]:
-    """What `append_all(growth)` is going to do; changes nothing.
+    """What `append_all(growth)` will do: the logical block that each sequence copies first, the new
+    blocks that each needs, and the free blocks that all this takes. Changes nothing.
 
-    Returns the logical block that each sequence has to copy first, the new blocks that each needs,
-    and the free blocks that all this takes. Of n writers that share a block without anyone else, n
-    - 1 copy: the last one is then alone. Raises KeyError and ValueError for growth that cannot be.
-    Built in: ch03
+    Of n writers that alone share a block, n - 1 copy. Raises KeyError, ValueError.  Built in: ch03
     """
     copying, new_blocks, leaving = {}, {}, Counter()
     for seq_id, n in growth.items():
@@ -169,18 +147,15 @@ def plan_growth(
 
 
 class BlockTables:
-    """For each sequence a table: its logical block i, in order, is the physical block table[i].
+    """For each sequence a table: its logical block i is the physical block table[i].
 
-    `num_tokens` counts the tokens whose keys and values are stored. A token's place is its slot,
-    table[position // block_size] * block_size + position % block_size. Sequences share blocks
-    after a `fork`; before one of them writes into a shared block it gets a copy of its own (copy
-    on write), and the last owner writes in place. Calls that may need copies return them as
-    (source, destination) pairs; the caller copies keys and values, all layers, before it writes.
-    Source: Kwon et al. 2023, sections 4.3 and 4.4.  Built in: ch03
+    `num_tokens` counts the tokens whose keys and values are stored. Who writes into a block shared
+    by a `fork` gets a copy first: such calls return (source, destination) pairs, which the caller
+    copies, in all layers, before it writes. Source: Kwon et al. 2023, sections 4.3 and 4.4.
+    Built in: ch03
     """
 
     def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
-        """Start without sequences. ValueError unless a block holds at least one token."""
         if type(block_size) is not int or block_size < 1:
             raise ValueError(f"block_size is at least 1, got {block_size!r}")
         self.allocator = allocator
@@ -204,10 +179,7 @@ class BlockTables:
         return list(self._tables[seq_id])
 
     def add(self, seq_id: Hashable, num_tokens: int = 0) -> None:
-        """Start a sequence with room for `num_tokens` tokens, which count as stored. O(blocks).
-
-        Raises OutOfBlocks; ValueError if the sequence exists or the number is negative.
-        """
+        """Start a sequence with `num_tokens` stored tokens. Raises OutOfBlocks, ValueError."""
         self._check_new(seq_id)
         num_blocks = blocks_needed(_count(num_tokens), self.block_size)
         self._tables[seq_id] = self.allocator.allocate_many(num_blocks)
@@ -216,7 +188,7 @@ class BlockTables:
     def append(self, seq_id: Hashable, n: int = 1) -> list[tuple[int, int]]:
         """Count `n` more tokens as stored; return the copies to make before they are written.
 
-        O(1) for one token, O(blocks) for more. Raises OutOfBlocks, KeyError, ValueError.
+        O(1) for one token, else O(blocks). Raises OutOfBlocks, KeyError, ValueError.
         """
         stored = self._num_tokens.get(seq_id)
         if n != 1 or stored is None:
@@ -237,11 +209,7 @@ class BlockTables:
         return copies
 
     def reserve(self, seq_id: Hashable, num_tokens: int) -> list[tuple[int, int]]:
-        """Take the blocks that `num_tokens` more tokens need, without storing any yet.
-
-        A later append of up to that many tokens needs no block, unless the sequence was forked in
-        between. Returns copies and raises as `append`.
-        """
+        """As `append`, but no token is stored yet: a later append then needs no block."""
         return self.reserve_all({seq_id: num_tokens})
 
     def reserve_all(self, growth: Mapping[Hashable, int]) -> list[tuple[int, int]]:
@@ -268,11 +236,10 @@ class BlockTables:
         return self.blocks_to_append({seq_id: n}) <= self.allocator.num_free
 
     def fork(self, parent: Hashable, child: Hashable) -> None:
-        """Give `child` the parent's blocks that hold tokens, without copying any keys or values.
+        """Give `child` the parent's blocks that hold tokens, without copying any. O(len(table)).
 
-        Each gains one holder; room that the parent reserved ahead stays its own. O(len(table)),
-        and cannot run out of blocks. Raises KeyError if `parent` is unknown, ValueError if `child`
-        exists.
+        Cannot run out of blocks; room that the parent has reserved stays its own, but its next
+        write may need a copy. Raises KeyError, ValueError.
         """
         num_tokens = self.num_tokens(parent)
         self._check_new(child)
@@ -283,10 +250,7 @@ class BlockTables:
         self._num_tokens[child] = num_tokens
 
     def drop(self, seq_id: Hashable) -> None:
-        """End a sequence and give up its blocks, the last one first. O(len(table)).
-
-        Raises KeyError, and DoubleFree if somebody else gave up one of its blocks.
-        """
+        """End a sequence; its last block is freed first. Raises KeyError, DoubleFree."""
         table = self.block_table(seq_id)
         if not all(map(self.allocator._ref_counts.__getitem__, table)):
             raise DoubleFree(f"{seq_id!r} holds {table}, one of them free")
@@ -294,10 +258,7 @@ class BlockTables:
         del self._tables[seq_id], self._num_tokens[seq_id]
 
     def slot(self, seq_id: Hashable, position: int) -> int:
-        """Where the token at `position` is stored: block_id * block_size + offset. O(1).
-
-        Raises KeyError, and IndexError for a position that holds no token.
-        """
+        """block_id * block_size + offset of a token. O(1). Raises KeyError, IndexError."""
         stored, position = self.num_tokens(seq_id), index(position)
         if not 0 <= position < stored:
             raise IndexError(f"position {position} of {stored} tokens")
@@ -305,16 +266,13 @@ class BlockTables:
         return self._tables[seq_id][logical] * self.block_size + offset
 
     def slot_mapping(self, seq_id: Hashable, start: int = 0, stop: int | None = None) -> list[int]:
-        """The slots of positions `start` to `stop` (by default all that are stored), in order."""
+        """The slots of positions `start` to `stop` (all that are stored), in order."""
         stored = self.num_tokens(seq_id)  # raises KeyError if there is none
         stop = stored if stop is None else stop
         return [self.slot(seq_id, position) for position in range(start, stop)]
 
     def check_invariants(self) -> None:
-        """Assert that counts equal holders and that tables fit their lengths.
-
-        O(num_blocks + tables).
-        """
+        """Assert that counts equal holders, and that tables fit lengths. O(pool + tables)."""
         self.allocator.check_invariants()
         holders = Counter(chain.from_iterable(self._tables.values()))
         for block_id in range(self.allocator.num_blocks):
@@ -331,11 +289,7 @@ class BlockTables:
 
 
 def undo_reserve(tables: BlockTables, before: Mapping[Hashable, list[int]]) -> None:
-    """Give sequences back the tables that they had before a `reserve_all`. O(blocks).
-
-    For a caller whose copies failed: ids, counts and the free list are then as they were.
-    Built in: ch05
-    """
+    """Give sequences back the tables from before a `reserve_all`. O(blocks). Built in: ch05"""
     for seq_id, old in reversed(before.items()):
         taken, tables._tables[seq_id] = tables._tables[seq_id], list(old)
         tables.allocator._hold(old)

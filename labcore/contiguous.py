@@ -1,11 +1,10 @@
 """Memory that is given out in one piece: what a free total does not say.
 
-Both allocators give the start of a region, or None where no hole is large enough; their `num_free`
-may still be, which is external fragmentation. Each has `allocate`, `free` and `check_invariants`.
+`allocate` gives the start of a region, or None where no hole is large enough, though `num_free`
+may be: external fragmentation.
 """
 
 from bisect import bisect, insort
-from collections import defaultdict
 from numbers import Integral
 
 
@@ -13,9 +12,8 @@ class FirstFit:
     """Take from the first hole that is large enough, by address. O(holes) a call. Given."""
 
     def __init__(self, size: int) -> None:
-        size = _whole(size)
-        self.size = self.num_free = size
-        self.holes = [(0, size)]  # (start, end), by start; no two touch
+        self.size = self.num_free = _whole(size)
+        self.holes = [(0, self.size)]  # (start, end), by start; no two touch
         self.taken: dict[int, int] = {}  # start: end
 
     def allocate(self, size: int) -> int | None:
@@ -43,41 +41,36 @@ class FirstFit:
     def check_invariants(self) -> None:
         """Assert that holes and regions cover the memory once, and that no two holes touch."""
         _check_cover(self.size, [*self.holes, *self.taken.items()])
-        ends = {end for _, end in self.holes}
-        assert not ends & {start for start, _ in self.holes}, self.holes
+        assert not {end for _, end in self.holes} & {start for start, _ in self.holes}, self.holes
 
 
 class Buddy:
     """Give out powers of two, each at a multiple of its length. O(holes) a call.
 
-    A hole of twice the length is split into two buddies, and two free buddies become one again. A
-    size that is no power of two starts as several holes. Source: Knowlton 1965; Orca's baselines in
-    the PagedAttention paper (section 6.1). Given.
+    Source: Knowlton 1965; Orca's baselines in the PagedAttention paper (section 6.1). Given.
     """
 
     def __init__(self, size: int) -> None:
-        size = _whole(size)
-        self.size = self.num_free = size
-        self.holes: dict[int, set[int]] = defaultdict(set)  # length: starts
+        self.size = self.num_free = size = _whole(size)
+        self.holes: set[tuple[int, int]] = set()  # (length, start)
         self.taken: dict[int, int] = {}  # start: length
         start = 0
         for bit in reversed(range(size.bit_length())):
             if size >> bit & 1:
-                self.holes[1 << bit].add(start)
+                self.holes.add((1 << bit, start))
                 start += 1 << bit
 
     def allocate(self, size: int) -> int | None:
         """Take the next power of two from `size` tokens. Raises ValueError for a size below 1."""
         size = _whole(size)
         wanted = 1 << (size - 1).bit_length()
-        length = min((n for n, starts in self.holes.items() if starts and n >= wanted), default=0)
+        length, start = min((hole for hole in self.holes if hole[0] >= wanted), default=(0, 0))
         if not length:
             return None
-        start = min(self.holes[length])
-        self.holes[length].remove(start)
+        self.holes.remove((length, start))
         while length > wanted:
             length //= 2
-            self.holes[length].add(start + length)
+            self.holes.add((length, start + length))
         self.taken[start] = length
         self.num_free -= length
         return start
@@ -86,17 +79,16 @@ class Buddy:
         """Give a region back, and join buddies. Raises KeyError if none starts here."""
         length = self.taken.pop(start)
         self.num_free += length
-        while (buddy := start ^ length) in self.holes[length]:
-            self.holes[length].remove(buddy)
-            start, length = min(start, buddy), 2 * length
-        self.holes[length].add(start)
+        while (buddy := (length, start ^ length)) in self.holes:
+            self.holes.remove(buddy)
+            start, length = min(start, buddy[1]), 2 * length
+        self.holes.add((length, start))
 
     def check_invariants(self) -> None:
         """Assert that holes and regions cover the memory once, each a multiple of its length."""
-        pieces = [(start, n) for n, starts in self.holes.items() for start in starts]
-        pieces += self.taken.items()
-        assert all(start % n == 0 for start, n in pieces), pieces
-        _check_cover(self.size, [(start, start + n) for start, n in pieces])
+        pieces = [*self.holes, *((length, start) for start, length in self.taken.items())]
+        assert all(start % length == 0 for length, start in pieces), pieces
+        _check_cover(self.size, [(start, start + length) for length, start in pieces])
 
 
 def _whole(size):

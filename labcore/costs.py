@@ -1,8 +1,4 @@
-"""How long things take: a step, a prompt, and bringing a victim back.
-
-The simulator counts steps; with these it also has seconds. Every number is the caller's: a model,
-a card, a link. What is left out: the time of the scheduler, of sampling, and of the network.
-"""
+"""How long things take: a step, a prompt, and bringing a victim back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,18 +25,16 @@ class ConstantStep:
 class Roofline:
     """A step takes as long as the slower of its two halves: reading memory, or multiplying.
 
-    `weight_bytes` are read once a step, `token_bytes` of keys and values for each stored token, at
-    `bandwidth` bytes a second; each computed token, of a prompt or of an answer, takes `flops` at
-    `flops_per_second`; `overhead` seconds come on top. Left out: attention's own arithmetic, and
-    that neither half reaches its peak. Source: Williams et al. 2009, "Roofline". Built in: ch08b
+    Left out: attention's own arithmetic, and that neither half reaches its peak.
+    Source: Williams et al. 2009, "Roofline". Built in: ch08b
     """
 
-    weight_bytes: float
-    token_bytes: float
-    bandwidth: float
-    flops: float
+    weight_bytes: float  # read once a step
+    token_bytes: float  # read for each stored token
+    bandwidth: float  # bytes a second
+    flops: float  # for each computed token
     flops_per_second: float
-    overhead: float = 0.0
+    overhead: float = 0.0  # seconds
 
     def __post_init__(self) -> None:
         amounts = self.weight_bytes, self.token_bytes, self.flops, self.overhead
@@ -58,15 +52,12 @@ class Roofline:
 class Recovery:
     """What it takes to bring a victim back: compute its tokens again, or copy its blocks.
 
-    `prefill_rate` is in tokens a second, and infinite where computing again is free. Up to
-    `host_blocks` blocks of victims lie in the host's memory; each takes `block_seconds` on its way
-    out and again on its way in. A victim that does not fit there is computed again. Left out:
-    copies that overlap with steps. Built in: ch08b
+    Who does not fit on the host is computed again. Left out: copies during steps. Built in: ch08b
     """
 
-    prefill_rate: float = inf
-    host_blocks: int = 0
-    block_seconds: float = 0.0
+    prefill_rate: float = inf  # tokens a second
+    host_blocks: int = 0  # room for victims in the host's memory
+    block_seconds: float = 0.0  # to copy a block there, and again to copy it back
 
     def __post_init__(self) -> None:
         if not (self.prefill_rate > 0 and self.host_blocks >= 0 and 0 <= self.block_seconds < inf):
@@ -86,12 +77,11 @@ def link_seconds(num_bytes: float, bytes_per_second: float, latency: float = 0.0
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run is charged in seconds, beside `recompute_steps` times a step for a preemption.
+    """What a run is charged in seconds; `step(stored, computed)` gives those of a step. Given.
 
-    `step(stored, computed)` gives the seconds of a step. With a `token_budget`, a step computes up
-    to so many tokens: one for each sequence that has its prompt, and pieces of prompts with what is
-    left (chunked prefill); a victim's tokens are then a prompt again. With None, prompts cost
-    nothing, and a victim's tokens what `recovery` says. Given.
+    With a `token_budget`, a step computes so many tokens: one for each sequence that has its prompt
+    and, with what is left, pieces of prompts and of victims (chunked prefill). Without, prompts are
+    free, and a victim costs its `recovery`. Left out: scheduler, sampling and network.
     """
 
     step: Callable[[int, int], float] = ConstantStep()

@@ -2,42 +2,38 @@
 
 Every running sequence stores one token a step. One that came in at step a with s tokens has
 t + (s - a) of them at the start of step t; call s - a its lead. It needs a block in the steps in
-which t + lead is a multiple of the block size. So all that has to be known of the running
-sequences is how many there are of each lead modulo the block size: one of these numbers is the
-demand of a step. What is left are events: admissions, departures, and steps whose demand passes
-the free blocks.
-
-The victim is the newest; for other victims see `labcore.steps`, whose results are the same.
+which t + lead is a multiple of the block size. So a step's demand is the number of running
+sequences of one lead modulo the block size. What is left are events: admissions, departures, and
+steps whose demand passes the free blocks. The victim is the newest.
 """
 
+import numpy as np
+
+from labcore.blocks import blocks_needed
 from labcore.jobs import Counts, Jobs
 
 
 class PhaseLoop:
-    """One simulated run, the newest sequence the victim. Given.
-
-    Cost: O(1) a step and O(1) for each admission, departure and preemption.
-    """
+    """One simulated run. Cost: O(1) a step, admission, departure and preemption. Given."""
 
     def __init__(self, jobs: Jobs, counts: Counts) -> None:
-        """Everything waits; nothing runs."""
         self.jobs, self.counts = jobs, counts
         self.free = jobs.limits.num_blocks
-        self.never_ran = iter(jobs.accepted)
-        self.head = next(self.never_ran, None)
-        self.preempted: list[int] = []  # they go before those that never ran; the head comes last
-        self.num_waiting = len(jobs.accepted)
+        self.waiting = jobs.accepted[::-1]  # the head comes last
         self.stored = jobs.prompts.copy()  # the tokens with which each came in, or was sent back
-        self.needs = jobs.blocks_of(jobs.prompts)  # the blocks that they take
-        self.held_at_end = jobs.blocks_of(jobs.lengths)
+        blocks = [jobs.room] * 2
+        if jobs.room is None:
+            tokens = np.array([jobs.prompts, jobs.lengths], dtype=np.int64)
+            blocks = blocks_needed(tokens, jobs.limits.block_size).tolist()
+        self.needs, self.held_at_end = blocks  # for so many tokens, and for all
         self.leads: dict[int, int] = {}  # the running sequences in order of admission
         self.phases = [0] * jobs.limits.block_size  # how many have lead k modulo block_size
         self.ends: dict[int, list[int]] = {}  # step: those that may leave at its end
 
     def run(self) -> None:
         """Run to the end; fills the counts."""
-        phases, ends, block_size = self.phases, self.ends, self.jobs.limits.block_size
-        counts, leads = self.counts, self.leads
+        phases, ends, leads = self.phases, self.ends, self.leads
+        block_size = self.jobs.limits.block_size
         step, max_steps = 0, self.jobs.max_steps
         ends[max_steps] = []  # nobody leaves then, but no search for the next event goes on longer
         self.admit(step)
@@ -48,18 +44,14 @@ class PhaseLoop:
                 step += 1
             if demand > free:
                 if step > first:
-                    counts.measure(len(leads), self.num_waiting, step - first)
-                    if counts.history:
-                        self.record(first, step)
+                    self.count(first, step)
                 self.free, first = free, step
                 self.preempt(step)
                 if not leads:  # the last one has ended for want of a block
                     self.admit(step)
                     continue
                 free, demand = self.free, phases[-step % block_size]
-            counts.measure(len(leads), self.num_waiting, step + 1 - first)
-            if counts.history:
-                self.record(first, step + 1)
+            self.count(first, step + 1)
             self.free = free - demand
             if step in ends:
                 self.leave(step)
@@ -70,17 +62,13 @@ class PhaseLoop:
 
     def admit(self, step: int) -> None:
         """Let in the head of the queue while its blocks, and the watermark's, are free."""
-        jobs, preempted, leads, needs = self.jobs, self.preempted, self.leads, self.needs
+        jobs, waiting, leads, needs = self.jobs, self.waiting, self.leads, self.needs
         block_size, headroom = jobs.limits.block_size, jobs.limits.headroom
-        while self.num_waiting:
-            i = preempted[-1] if preempted else self.head
+        while waiting:
+            i = waiting[-1]
             if self.free - needs[i] < headroom and leads:  # `has_room`, written out
                 break
-            if preempted:
-                preempted.pop()
-            else:
-                self.head = next(self.never_ran, None)
-            self.num_waiting -= 1
+            waiting.pop()
             self.free -= needs[i]
             leads[i] = lead = self.stored[i] - step
             if jobs.room is None:
@@ -105,8 +93,7 @@ class PhaseLoop:
             counts.preemptions += 1
             counts.empty_preemptions += tokens == self.stored[i]
             self.stored[i] = tokens
-            self.preempted.append(i)
-            self.num_waiting += 1
+            self.waiting.append(i)
             if counts.history:
                 counts.history.victims.append((step, i))
 
@@ -122,10 +109,13 @@ class PhaseLoop:
                 if jobs.room is None:
                     self.phases[lead % block_size] -= 1
 
-    def record(self, first: int, end: int) -> None:
-        """Write steps of the history. O(running) for each, the only place that is."""
-        running, free, leads = len(self.leads), self.free, sum(self.leads.values())
-        for step in range(first, end):
-            free -= self.phases[-step % self.jobs.limits.block_size]
-            stored = leads + (step + 1) * running
-            self.counts.record(self.jobs, running, self.num_waiting, free, stored)
+    def count(self, first: int, end: int) -> None:
+        """Count the steps from one to before another, in which the same sequences run."""
+        running, waiting, free = len(self.leads), len(self.waiting), self.free
+        self.counts.measure(running, waiting, end - first)
+        if self.counts.history:
+            leads = sum(self.leads.values())
+            for step in range(first, end):
+                free -= self.phases[-step % self.jobs.limits.block_size]
+                stored = leads + (step + 1) * running
+                self.counts.record(self.jobs, running, waiting, free, stored)

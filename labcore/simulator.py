@@ -1,13 +1,10 @@
 """How many sequences fit: a server that gives every running sequence one token a step.
 
-It is a model of an allocator first: unless `labcore.costs` says otherwise prompts cost no time,
-every request is there from the start, and a preemption is charged as a flat number of steps. What a
-step does is told in `labcore.steps`. `simulate` takes the fast way of `labcore.phases` where that
-is exact.
+Unless it has costs, prompts are free, and a preemption is charged as a flat number of steps.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from numbers import Integral
 
@@ -24,39 +21,28 @@ from labcore.workloads import Workload, draw, from_pairs
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a run came to. Ratios are of sums over all steps, taken before finished sequences leave.
-
-    `steps` are raw; `charged_steps` add `recompute_steps` for each preemption. `empty_preemptions`
-    are those of victims that had stored nothing since they came in. `utilization` is stored / set
-    aside, `waste` unused / set aside, `waste_of_used` unused / stored, in tokens. `mean_resident`
-    is over the steps in which a request waits (all, if none ever does). `refusals` gives a reason
-    for each refused request; `overruns` counts sequences that outgrew their reservation.
-
-    Where the step loop ran: `seconds`, by `Costs`; `recomputed_tokens`, computed and then lost by a
-    victim; `swaps` of victims whose blocks were copied out; `unreserved`, the part of the pool that
-    nobody held while a request waited; `first_token`, the seconds from arrival to each request's
-    first token. Elsewhere these are None. Given.
-    """
+    """What a run came to; ratios are of sums over all steps, before finished ones leave. Given."""
 
     steps: int
-    charged_steps: int
+    charged_steps: int  # with `recompute_steps` more for each preemption
     preemptions: int
-    empty_preemptions: int
-    utilization: float
-    waste: float
-    waste_of_used: float
-    mean_resident: float
+    empty_preemptions: int  # of victims that had stored nothing since they came in
+    utilization: float  # stored / set aside, in tokens
+    waste: float  # unused / set aside
+    waste_of_used: float  # unused / stored
+    mean_resident: float  # over the steps in which a request waits; all, if none ever does
     peak_resident: int
     finished: int
-    output_tokens: int
-    overruns: int
-    refusals: dict[int, str]
-    history: History | None = None
-    seconds: float | None = None
-    recomputed_tokens: int | None = None
-    swaps: int | None = None
-    unreserved: float | None = None
-    first_token: dict[int, float] | None = field(default=None, repr=False)
+    output_tokens: int  # of those finished
+    overruns: int  # sequences that outgrew their reservation
+    refusals: dict[int, str]  # the reason for each refused request
+    history: History | None
+    # by the step loop only, else None
+    seconds: float | None
+    recomputed_tokens: int | None  # computed and then lost by a victim
+    swaps: int | None  # of victims whose blocks were copied out
+    unreserved: float | None  # the part of the pool that nobody held while a request waited
+    first_token: dict[int, float] | None = field(repr=False)  # seconds after each arrival
 
     @property
     def refused(self) -> int:
@@ -94,38 +80,28 @@ def simulate(
     """Run a workload under a policy on `budget` tokens of KV cache, in blocks of `block_size`.
 
     `workload` is a name (3,000 requests drawn with `seed`), a `Workload`, or (prompt, output)
-    pairs; all requests wait from the start, in order. `block_size` is by default 16 where blocks
-    are taken on demand and 1 where room is reserved. `declared` is the output limit of all
-    requests, or one for each. A sequence ends at `max_context` tokens if not before.
-
-    With `costs` a run has seconds; with `arrivals` requests come when the workload says. Each
-    request is answered by `samples` sequences that share its prompt, admitted and preempted as one.
-    `memory`, `FirstFit` or `Buddy` of labcore.contiguous, gives a reservation in one piece. The
-    same arguments give the same result. Cost: see `labcore.phases`; with any of these four, another
-    victim than the newest, a policy with a rule of its own, or a history, O(running) a step. Raises
-    ValueError for settings and requests that cannot be. Built in: ch07
+    pairs. By default blocks are of 16 tokens where they are taken on demand, of 1 where room is
+    reserved. `declared` is the output limit of all requests, or one for each. With `costs` there
+    are seconds; with `arrivals` not all wait from the start; `samples` answers to a request share
+    its prompt and come and go as one; `memory`, FirstFit or Buddy, gives room in one piece. Any of
+    these four, another victim and a rule of the policy's own take O(running) a step, all else what
+    `labcore.phases` takes. Raises ValueError for what cannot be. Built in: ch07
     """
-    if block_size is None:
-        block_size = 16 if policy.grows else 1
-    limits = _limits(budget, block_size, max_context, watermark)
+    limits = _limits(policy, budget, block_size, max_context, watermark)
     if isinstance(workload, str):
         workload = draw(workload, seed=seed, max_context=limits.max_context)
     elif not isinstance(workload, Workload):
         workload = from_pairs(workload)
     _check(policy, limits, recompute_steps, samples, memory)
-    if not policy.grows:  # what is set aside never grows, so there is nothing to keep headroom for
-        limits = replace(limits, watermark=0.0)
     jobs, refusals = _submit_all(policy, workload, limits, declared, samples, memory)
     if arrivals:
         jobs = replace(jobs, arrivals=_arrivals(workload))
     counts = Counts(history=History() if history else None)
-    rules = victim is not newest or policy.admits is not None
-    if rules or arrivals or samples > 1 or memory is not None or costs is not None:
+    if victim is not newest or policy.admits or arrivals or samples > 1 or memory or costs:
         region = memory and memory(limits.num_blocks * limits.block_size)
-        loop = StepLoop(jobs, counts, victim, costs, region, recompute_steps)
+        StepLoop(jobs, counts, victim, costs, region, recompute_steps).run()
     else:
-        loop = PhaseLoop(jobs, counts)
-    loop.run()
+        PhaseLoop(jobs, counts).run()
     for i, tokens in counts.ended_early.items():  # alone, and still no block for one more token
         needed = jobs.blocks(i, tokens + 1)
         refusals[i] = f"cache too small: needs {needed} blocks, the pool has {limits.num_blocks}"
@@ -139,12 +115,15 @@ def _whole(name, value):
     return int(value)
 
 
-def _limits(budget, block_size, max_context, watermark):
+def _limits(policy, budget, block_size, max_context, watermark):
+    if block_size is None:
+        block_size = 16 if policy.grows else 1
     budget, block_size = _whole("budget", budget), _whole("block_size", block_size)
     if not 1 <= block_size <= budget:
         raise ValueError(f"a budget of {budget} tokens holds no block of {block_size}")
     max_context = _whole("max_context", max_context)
-    return Limits(budget // block_size, block_size, 0, max_context, watermark)
+    limits = Limits(budget // block_size, block_size, 0, max_context, watermark)
+    return limits if policy.grows else replace(limits, watermark=0.0)  # headroom is for growth
 
 
 def _check(policy, limits, recompute_steps, samples, memory):
@@ -174,102 +153,75 @@ def _arrivals(workload):
     return arrivals.tolist()
 
 
-def _submit_all(policy, workload, limits, declared, samples, memory):
-    """The jobs of a run, and the reason for each request that is refused at submission."""
-    prompts = workload.prompts.tolist()
-    longest = np.maximum(limits.max_context - workload.prompts, 0)  # a sum could overflow
-    lengths = (workload.prompts + np.minimum(workload.outputs, longest)).tolist()
-    declared = _declared(declared, len(prompts))
-    refusals, room = {}, None
-    limits_of = {tokens: replace(limits, declared=tokens) for tokens in set(declared)}
-    # where room is taken for what is stored: if the longest prompt fits, all do. Not so for groups,
-    # which share more of a longer prompt
-    one_by_one = not policy.grows or samples > 1
-    if prompts and (one_by_one or submit(policy, max(prompts), limits_of[max(declared)])):
-        kinds = list(zip(prompts, declared, strict=True))
-        blocks, reasons = {}, {}
-        for prompt, tokens in set(kinds):
-            own, kind = limits_of[tokens], (prompt, tokens)
-            blocks[kind] = blocks_needed(policy.set_aside(prompt, prompt, own), own.block_size)
-            reasons[kind] = submit(policy, prompt, own, samples)
-            reasons[kind] = reasons[kind] or _refuse_region(blocks[kind], own, memory)
-        refusals = {i: reasons[kind] for i, kind in enumerate(kinds) if reasons[kind]}
-        room = None if policy.grows else [blocks[kind] for kind in kinds]
-    accepted = [i for i in range(len(prompts)) if i not in refusals]
-    jobs = Jobs(policy, limits, prompts, lengths, accepted, room, declared, samples=samples)
-    return jobs, refusals
-
-
 def _declared(declared, num_requests):
     """The output limit of each request."""
     if not isinstance(declared, Sequence | np.ndarray):
         return [_whole("declared", declared)] * num_requests
-    declared = [_whole("declared", tokens) for tokens in declared]
     if len(declared) != num_requests:
         raise ValueError(f"{len(declared)} declared limits for {num_requests} requests")
-    return declared
+    return [_whole("declared", tokens) for tokens in declared]
 
 
-def _refuse_region(blocks, limits, memory):
-    """Why not even empty memory has such a region, or None."""
-    size, tokens = limits.num_blocks * limits.block_size, blocks * limits.block_size
-    if memory is not None and memory(size).allocate(tokens) is None:
-        return f"needs {tokens} tokens in one piece, no piece of {size} tokens is as large"
-    return None
+def _submit_all(policy, workload, limits, declared, samples, memory):
+    """The jobs of a run, and the reason for each request that is refused at submission."""
+    prompts, declared = workload.prompts.tolist(), _declared(declared, len(workload))
+    longest = np.maximum(limits.max_context - workload.prompts, 0)  # a sum could overflow
+    lengths = (workload.prompts + np.minimum(workload.outputs, longest)).tolist()
+    limits_of = {tokens: replace(limits, declared=tokens) for tokens in set(declared)}
+    kinds = list(zip(prompts, declared, strict=True))
+    if prompts and policy.grows and samples == 1:  # if the longest prompt fits, all do
+        kinds = kinds if submit(policy, max(prompts), limits_of[max(declared)]) else []
+    blocks, reasons, size = {}, {}, limits.num_blocks * limits.block_size
+    for kind in set(kinds):
+        prompt, own = kind[0], limits_of[kind[1]]
+        blocks[kind] = blocks_needed(policy.set_aside(prompt, prompt, own), own.block_size)
+        tokens = blocks[kind] * own.block_size
+        reason = submit(policy, prompt, own, samples)
+        if not reason and memory and memory(size).allocate(tokens) is None:
+            reason = f"needs {tokens} tokens in one piece, no piece of {size} tokens is as large"
+        reasons[kind] = reason
+    refusals = {i: reasons[kind] for i, kind in enumerate(kinds) if reasons[kind]}
+    accepted = [i for i in range(len(prompts)) if i not in refusals]
+    room = None if policy.grows else [blocks[kind] for kind in kinds]
+    jobs = Jobs(policy, limits, prompts, lengths, accepted, room, declared, samples=samples)
+    return jobs, refusals
 
 
 def _result(jobs, counts, refusals, recompute_steps):
-    """Ratios from closed forms where `labcore.phases` has summed nothing.
-
-    There, in any schedule, token k of a sequence is stored in one step.
-    """
-    block_size = jobs.limits.block_size
-    served = np.array(jobs.accepted, dtype=np.int64)
-    early = np.array(list(counts.ended_early), dtype=np.int64)
-    first, last = np.array(jobs.prompts), np.array(jobs.lengths)
-    last[early] = list(counts.ended_early.values())
-    first, last, ended = first[served], last[served], np.isin(served, early)
+    """Closed forms where nothing is summed: in any schedule, token k is stored in one step."""
+    block_size, early = jobs.limits.block_size, counts.ended_early
+    served, last = np.array(jobs.accepted, dtype=np.int64), np.array(jobs.lengths)
+    last[list(early)] = list(early.values())
+    first, last = np.array(jobs.prompts)[served], last[served]
     room = None if jobs.room is None else np.array(jobs.room)[served]
-    stored, blocks = counts.stored, counts.held_blocks
-    if stored is None:
-        stored = int((_sum_of_blocks(last, 1) - _sum_of_blocks(first, 1)).sum())
-        by_tokens = _sum_of_blocks(last, block_size) - _sum_of_blocks(first, block_size)
-        blocks = int((by_tokens if room is None else room * (last - first)).sum())
-    overruns = 0 if room is None else int((last > room * block_size).sum())
-    set_aside = blocks * block_size
-    unused = set_aside - stored
-    waiting_steps = counts.waiting_steps or counts.steps
-    residents = counts.waiting_residents if counts.waiting_steps else int((last - first).sum())
-    by_steps = {}
-    if counts.stored is not None:
-        held = counts.waiting_steps * jobs.limits.num_blocks
-        by_steps = {
-            "seconds": counts.seconds,
-            "recomputed_tokens": counts.recomputed_tokens,
-            "swaps": counts.swaps,
-            "unreserved": counts.waiting_free / max(held, 1),
-            "first_token": counts.first_token,
-        }
+    generated = int((last - first).sum())
+    stored, blocks, unreserved = counts.stored, counts.held_blocks, None
+    if stored is not None:
+        unreserved = counts.waiting_free / max(counts.waiting_steps * jobs.limits.num_blocks, 1)
+    else:
+        stored = _sum_of_blocks(last, 1) - _sum_of_blocks(first, 1)
+        blocks = _sum_of_blocks(last, block_size) - _sum_of_blocks(first, block_size)
+        if room is not None:
+            blocks = int((room * (last - first)).sum())
+    unused = blocks * block_size - stored
+    residents = counts.waiting_residents if counts.waiting_steps else generated
+    lost = sum(tokens - jobs.prompts[i] for i, tokens in early.items())
+    counted = {f.name for f in fields(SimulationResult)} & vars(counts).keys()
     return SimulationResult(
-        steps=counts.steps,
         charged_steps=counts.steps + recompute_steps * counts.preemptions,
-        preemptions=counts.preemptions,
-        empty_preemptions=counts.empty_preemptions,
-        utilization=stored / max(set_aside, 1),
-        waste=unused / max(set_aside, 1),
+        utilization=stored / max(stored + unused, 1),
+        waste=unused / max(stored + unused, 1),
         waste_of_used=unused / max(stored, 1),
-        mean_resident=residents / max(waiting_steps, 1),
-        peak_resident=counts.peak_resident,
-        finished=counts.finished,
-        output_tokens=jobs.samples * int((last - first)[~ended].sum()),
-        overruns=overruns,
+        mean_resident=residents / max(counts.waiting_steps or counts.steps, 1),
+        output_tokens=jobs.samples * (generated - lost),
+        overruns=0 if room is None else int((last > room * block_size).sum()),
         refusals=refusals,
-        history=counts.history,
-        **by_steps,
+        unreserved=unreserved,
+        **{name: getattr(counts, name) for name in counted},
     )
 
 
 def _sum_of_blocks(n, block_size):
     """The blocks that 1, 2, ... n tokens need, added up; in blocks of one, the tokens."""
     full, rest = np.divmod(n, block_size)
-    return block_size * full * (full + 1) // 2 + rest * (full + 1)
+    return int((block_size * full * (full + 1) // 2 + rest * (full + 1)).sum())

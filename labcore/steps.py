@@ -4,15 +4,12 @@ One step is, in this order:
 
 1. Admit from the head of the queue while it may enter; the head blocks the rest.
 2. Each running sequence, in order of admission, makes room for one more token. While none is free
-   a victim is preempted: it gives its blocks back, keeps its tokens, and waits at the head of the
-   queue. Those whose prompt is being computed go first; else two could send each other away for
-   ever, and no token be stored.
-3. Every sequence that still runs stores one token. Under a token budget only those do whose prompt
-   has been computed; what is left of the budget goes to the prompts of the others, in order.
+   a victim goes back to the head of the queue with its tokens, first those whose prompt is being
+   computed: else two could send each other away for ever. Who is alone and finds no block ends as
+   refused, and the next comes in within the same step: in every step somebody runs.
+3. Those whose prompt has been computed store one token; what is left of a token budget goes to the
+   prompts of the others, in order.
 4. Measure. Then those that have reached their length leave.
-
-A sequence that is alone and finds no block ends as refused, and the next is let in within the same
-step: in every step somebody runs.
 """
 
 from bisect import insort
@@ -27,36 +24,27 @@ from labcore.jobs import Counts, Jobs
 
 @dataclass(slots=True, eq=False)
 class Job(Resident):
-    """A request on its way through the step loop. Given.
-
-    `computed` tokens are in the cache; fewer than `stored` while its prompt is computed in pieces.
-    It `started` with so many stored, 0 if it never ran; `swapped` blocks lie on the host.
-    """
+    """A request on its way through the step loop. Given."""
 
     arrival: float = 0.0
-    computed: int = 0
-    started: int = 0
-    swapped: int = 0
+    computed: int = 0  # tokens in the cache: less than stored while a prompt is computed in pieces
+    started: int = 0  # tokens stored when it came in, 0 if it never ran
+    swapped: int = 0  # blocks on the host
 
 
 class StepLoop:
-    """One simulated run. Cost: O(running) a step, and what the rules cost. Given."""
+    """One simulated run. Cost: O(running) a step, and what the rules cost. Given.
+
+    `memory`, a FirstFit or Buddy, gives regions. A preemption takes `charge` times its step.
+    """
 
     def __init__(
-        self,
-        jobs: Jobs,
-        counts: Counts,
-        victim: Victim,
-        costs: Costs | None = None,
-        memory=None,
-        charge: float = 0,
+        self, jobs: Jobs, counts: Counts, victim: Victim, costs=None, memory=None, charge: float = 0
     ) -> None:
-        """Everything waits; nothing runs. `memory` gives regions: FirstFit or Buddy, or None.
-
-        Each preemption takes `charge` times as long as the step it happens in.
-        """
         self.jobs, self.counts, self.victim = jobs, counts, victim
         self.costs, self.memory, self.charge = costs or Costs(), memory, charge
+        counts.seconds, counts.first_token = 0.0, {}
+        counts.recomputed_tokens = counts.swaps = counts.stored = 0
         self.free = jobs.limits.num_blocks
         self.host_free = self.costs.recovery.host_blocks
         declared = jobs.declared or [jobs.limits.declared] * len(jobs.prompts)
@@ -69,43 +57,36 @@ class StepLoop:
         self.running: list[Job] = []
         self.blocks: dict[int, int] = {}  # what each running request holds
         self.regions: dict[int, int] = {}  # where it lies, in contiguous memory
-        self.calm_since = 0
+        self.calm_since = self.uncharged = 0  # the last preemption; those since the last step
         self.answer_lengths: list[int] = []
 
     def run(self) -> None:
         """Run to the end; fills the counts."""
-        self.counts.stored, max_steps = 0, self.jobs.max_steps
+        max_steps = self.jobs.max_steps
         if budget := self.costs.token_budget:  # a victim's prompt takes steps once more
             max_steps *= 2 + max(self.jobs.lengths, default=0) // budget
-        rounds = charged = 0  # of the loop; preemptions that a step has been charged for
-        while self.coming or self.waiting or self.running:
-            if rounds >= max_steps:
-                raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
-            rounds += 1
-            self.arrive()
+        for _ in range(max_steps):
+            if self.coming and not self.waiting and not self.running:  # wait for the next one
+                self.counts.seconds = max(self.counts.seconds, self.coming[0].arrival)
+            while self.coming and self.coming[0].arrival <= self.counts.seconds:
+                self.waiting.append(self.coming.popleft())
             self.admit()
             for sequence in self.running.copy():
                 # else it was preempted a moment ago, or has its prompt to compute first
                 if sequence.index in self.blocks and sequence.computed == sequence.stored:
                     self.make_room(sequence)
-            if self.running:  # else the last one has ended for want of a block: let the next one in
-                preemptions = self.counts.preemptions
-                self.step(preemptions - charged)
-                charged = preemptions
-
-    def arrive(self) -> None:
-        """Queue who has come by now; where nobody is there, wait for the next."""
-        if self.coming and not self.waiting and not self.running:
-            self.counts.seconds = max(self.counts.seconds, self.coming[0].arrival)
-        while self.coming and self.coming[0].arrival <= self.counts.seconds:
-            self.waiting.append(self.coming.popleft())
+            if self.running:  # else the last one has ended for want of a block
+                self.step()
+            if not (self.coming or self.waiting or self.running):
+                return
+        raise RuntimeError(f"a run that should end did not, in {max_steps:,} steps")
 
     def admit(self) -> None:
         """Let in the head of the queue while there is room for it."""
         while self.waiting:
-            head, jobs = self.waiting[0], self.jobs
+            head, jobs, counts = self.waiting[0], self.jobs, self.counts
             needed = jobs.blocks(head.index, head.stored)
-            calm_steps = self.counts.steps - self.calm_since
+            calm_steps = counts.steps - self.calm_since
             server = Server(self.running, self.free, calm_steps, self.answer_lengths)
             if not may_enter(jobs.policy, head, needed, server, jobs.limits):
                 break
@@ -119,20 +100,22 @@ class StepLoop:
             self.blocks[head.index] = needed
             self.fill(head)
             head.started = head.stored
-            if self.counts.history:
-                self.counts.history.admitted.append((self.counts.steps, head.index))
+            if counts.history:
+                counts.history.admitted.append((counts.steps, head.index))
 
     def fill(self, sequence: Job) -> None:
         """Fill the blocks of a sequence that has come in: from the host, or by computing."""
         recovery = self.costs.recovery
-        in_pieces = self.costs.token_budget is not None and not sequence.swapped
-        sequence.computed = 0 if in_pieces else sequence.stored
+        sequence.computed = sequence.stored
         if sequence.swapped:
             self.counts.seconds += sequence.swapped * recovery.block_seconds
             self.host_free += sequence.swapped
             sequence.swapped = 0
+        elif self.costs.token_budget is not None:  # in pieces
+            sequence.computed = 0
         elif sequence.started:
-            self.counts.seconds += self.computed_tokens(sequence) / recovery.prefill_rate
+            tokens = self.total(sequence, sequence.prompt)
+            self.counts.seconds += tokens / recovery.prefill_rate
 
     def make_room(self, sequence: Job) -> None:
         """Take the block that one more token needs, if it needs one; preempt while none is free."""
@@ -161,23 +144,23 @@ class StepLoop:
         if counts.history:
             counts.history.victims.append((counts.steps, i))
         whole = victim.computed == victim.stored and self.jobs.samples == 1
-        # a block taken ahead and still empty stays behind
-        used = self.jobs.blocks(i, victim.stored)
+        used = self.jobs.blocks(i, victim.stored)  # one taken ahead and still empty stays behind
         if whole and used <= self.host_free:
             victim.swapped = used
             self.host_free -= used
             counts.swaps += 1
             counts.seconds += used * self.costs.recovery.block_seconds
         else:
-            counts.recomputed_tokens += self.computed_tokens(victim)
+            counts.recomputed_tokens += self.total(victim, victim.prompt)
         self.calm_since = counts.steps
+        self.uncharged += 1
         self.leave(victim)
         self.waiting.appendleft(victim)
 
-    def computed_tokens(self, sequence: Job) -> int:
-        """What it takes to compute a request's tokens: its prompt once, each sample's answer."""
-        answer = max(0, sequence.computed - sequence.prompt)
-        return sequence.computed + (self.jobs.samples - 1) * answer
+    def total(self, sequence: Job, shared: int) -> int:
+        """The computed tokens of all samples; `shared` ones, of the prompt, count once."""
+        own = sequence.computed - shared if sequence.computed > sequence.prompt else 0
+        return sequence.computed + (self.jobs.samples - 1) * own
 
     def leave(self, sequence: Job) -> None:
         """Give back all blocks of a running sequence."""
@@ -186,39 +169,38 @@ class StepLoop:
         if self.memory is not None:
             self.memory.free(self.regions.pop(sequence.index))
 
-    def step(self, preempted: int) -> None:
-        """Compute, store, measure; `preempted` sequences have just been sent away."""
-        jobs, counts, samples = self.jobs, self.counts, self.jobs.samples
+    def step(self) -> None:
+        """Compute, store, measure; let go who is done."""
+        counts, limits, samples = self.counts, self.jobs.limits, self.jobs.samples
         ready = [s for s in self.running if s.computed == s.stored]
-        computed = samples * len(ready) + self.prefill(samples * len(ready))
+        computed = samples * len(ready)
+        left = max(0, (self.costs.token_budget or computed) - computed)
+        for sequence in self.running:
+            piece = min(left, sequence.stored - sequence.computed)
+            sequence.computed += piece
+            computed += piece
+            left -= piece
         for sequence in ready:
             sequence.stored += 1
             sequence.computed += 1
+        block_size = limits.block_size
+        stored = sum(self.total(s, s.prompt // block_size * block_size) for s in self.running)
         running, waiting = len(self.running), len(self.waiting)
-        stored = sum(jobs.stored(s.index, s.computed) for s in self.running)
-        counts.record(jobs, running, waiting + len(self.coming), self.free, stored)
+        counts.record(self.jobs, running, waiting + len(self.coming), self.free, stored)
         counts.measure(running, waiting)
         counts.stored += stored
-        counts.held_blocks += jobs.limits.num_blocks - self.free
+        counts.held_blocks += limits.num_blocks - self.free
         counts.waiting_free += self.free * (waiting > 0)
         seconds = self.costs.step(stored, computed)
         if not 0 <= seconds < inf:
             raise ValueError(f"a step takes a finite time, at least 0, got {seconds} seconds")
-        counts.seconds += seconds * (1 + self.charge * preempted)
+        counts.seconds += seconds * (1 + self.charge * self.uncharged)
+        self.uncharged = 0
         for sequence in self.running.copy():
             if sequence.computed == sequence.stored:
                 waited = counts.seconds - sequence.arrival
                 counts.first_token.setdefault(sequence.index, waited)
-            if sequence.stored == jobs.lengths[sequence.index]:
+            if sequence.stored == self.jobs.lengths[sequence.index]:
                 insort(self.answer_lengths, sequence.generated)
                 self.leave(sequence)
                 counts.finished += 1
-
-    def prefill(self, used: int) -> int:
-        """Spend what is left of the token budget on prompts; tokens computed."""
-        left = start = max(0, (self.costs.token_budget or used) - used)
-        for sequence in self.running:
-            piece = min(left, sequence.stored - sequence.computed)
-            sequence.computed += piece
-            left -= piece
-        return start - left

@@ -11,11 +11,10 @@ from labcore.caches import PagedKV
 
 
 class HostPool:
-    """Room in the host's memory for `num_blocks` blocks of a `PagedKV`.
+    """Room in the host's memory for `num_blocks` blocks of a `PagedKV`, each sequence whole.
 
-    A sequence is in one of the two places, whole. Its blocks get other ids when it comes back, and
-    their contents are the same, bit for bit. Blocks that it shares are copied, and are its own from
-    then on. Source: Kwon et al. 2023, section 4.5; vLLM v0 did this, v1 does not. Built in: ch08b
+    Blocks that it shares are copied, and are its own from then on.
+    Source: Kwon et al. 2023, section 4.5; vLLM v0 did this, v1 does not. Built in: ch08b
     """
 
     def __init__(self, kv: PagedKV, num_blocks: int) -> None:
@@ -31,11 +30,7 @@ class HostPool:
         return len(self._used(seq_id)) <= self.allocator.num_free
 
     def swap_out(self, seq_id: Hashable) -> None:
-        """Move a sequence from the device to here.
-
-        Cost: the bytes of its blocks on the link, once. Raises OutOfBlocks, KeyError, and
-        ValueError if another one of that name is here.
-        """
+        """Move a sequence from the device. Raises OutOfBlocks, KeyError, ValueError."""
         if seq_id in self.tables:
             raise ValueError(f"sequence {seq_id!r} is in the host's memory already")
         used, num_tokens = self._used(seq_id), self.kv.tables.num_tokens(seq_id)

@@ -3,6 +3,7 @@
 import ast
 import re
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class Cell:
     tags: frozenset = frozenset()
     builds: tuple = ()
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         """The cell's syntax tree; magics such as %pip become calls."""
         return ast.parse(TransformerManager().transform_cell(self.source))
@@ -51,8 +52,9 @@ def number_of(path: Path) -> str:
     return path.stem.split("_")[0]
 
 
+@cache
 def read_chapter(path: Path) -> Chapter:
-    """Read a chapter's code cells, from its .md or its .ipynb."""
+    """Read a chapter's code cells, from its .md or its .ipynb; once, for all the guards."""
     cells = [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
     return Chapter(number_of(path), [read_cell(cell) for cell in cells])
 

@@ -78,11 +78,9 @@ class Variant:
 GPT2_ON_SM80, GPT2_ON_SM90 = (Variant(target, "float16", GPT2) for target in ("sm_80", "sm_90"))
 VARIANTS = [
     Variant("sm_75", "float16", GPT2, batch=1),
-    Variant("sm_75", "float16", (32, 4, 128), block_size=3),
-    Variant("sm_75", "float32", LLAMA),
+    Variant("sm_75", "float32", (32, 4, 128), block_size=3),
     GPT2_ON_SM80,
-    Variant("sm_80", "bfloat16", LLAMA),
-    Variant("sm_80", "float32", (24, 8, 96), block_size=256),
+    Variant("sm_80", "bfloat16", (24, 8, 96), block_size=256),
     GPT2_ON_SM90,
     Variant("sm_90", "float16", (24, 8, 80), block_size=3),
     Variant("sm_90", "bfloat16", LLAMA, batch=1),

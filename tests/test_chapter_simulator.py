@@ -32,7 +32,10 @@ def check(naive_simulate, policy, workload, block_size, watermark):
         assert fast.mean_resident == naive.mean_resident
 
 
-GRID = list(itertools.product(SHAPES, (1, 2, 16, 64, 256), (0.0, 0.05, 0.3), (0, 1)))
+GRID = [  # with one of two seeds each, in turn: any two of the four meet
+    (*some, i % 2)
+    for i, some in enumerate(itertools.product(SHAPES, (1, 2, 16, 64, 256), (0.0, 0.05, 0.3)))
+]
 
 
 @pytest.mark.parametrize(("name", "block_size", "watermark", "seed"), GRID)

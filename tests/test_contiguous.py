@@ -99,13 +99,6 @@ def test_a_size_that_is_no_number_of_tokens_is_refused(kind, size):
     assert memory.num_free == 8
 
 
-def holes(memory):
-    """Where the holes are; a buddy system also remembers lengths of which there is none now."""
-    if isinstance(memory, FirstFit):
-        return memory.holes
-    return {length: starts for length, starts in memory.holes.items() if starts}
-
-
 def first_fit_by_cells(cells, size):
     """The first run of free cells that is long enough, and how much of it is taken."""
     for start in range(len(cells) - size + 1):
@@ -165,7 +158,7 @@ def test_every_call_does_what_a_row_of_cells_says(kind, model, size, calls):
     for start, _ in regions:
         memory.free(start)
     assert memory.num_free == size
-    assert holes(memory) == holes(kind(size))
+    assert memory.holes == kind(size).holes
 
 
 @pytest.mark.parametrize("kind", [FirstFit, Buddy])
@@ -179,8 +172,7 @@ def test_the_checks_can_fail(kind):
 
 def test_a_piece_that_starts_between_two_buddies_is_noticed():
     memory = Buddy(8)
-    memory.holes.clear()
-    memory.holes.update({1: {0, 7}, 2: {1, 3, 5}})
+    memory.holes = {(1, 0), (1, 7), (2, 1), (2, 3), (2, 5)}
     with pytest.raises(AssertionError):
         memory.check_invariants()
 

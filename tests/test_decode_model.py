@@ -1,4 +1,4 @@
-"""Random work on a real model and a pool that is too small, against the model without a cache.
+"""Random work on a small model and a pool that is too small, against the model without a cache.
 
 After every step each slot that holds no token is spoiled: in one run with NaN, in one with 1e4.
 """
@@ -12,17 +12,18 @@ from models import (
     RUBBISH,
     assert_equal_logits,
     dense,
+    odd,
     paged_cache,
     poison,
     snapshot,
-    tiny,
     used,
 )
 
 from labcore.blocks import OutOfBlocks, blocks_needed
 from labcore.decode import forward_paged_decode, prefill_packed, prefill_paged
 
-TOKENS = st.integers(0, 2_047)
+VOCABULARY, POSITIONS = 53, 64  # more than 9 blocks of 5 can hold, and a prompt
+TOKENS = st.integers(0, VOCABULARY - 1)
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=9)
 CHUNKS = st.sampled_from([None, 1, 3, 4])
 
@@ -34,7 +35,7 @@ class DecodeAgainstDense(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(4, 9), block_size=st.integers(1, 5), order=st.randoms())
     def start(self, num_blocks, block_size, order):
-        self.model = tiny()
+        self.model = odd(n_positions=POSITIONS)
         ids = order.sample(range(num_blocks), num_blocks)
         self.kv = paged_cache(self.model, num_blocks, block_size, ids)
         self.where = self.kv.keys.data_ptr(), self.kv.values.data_ptr()
@@ -114,7 +115,7 @@ class DecodeAgainstDense(RuleBasedStateMachine):
     @precondition(lambda self: self.texts)
     @rule(token=TOKENS, path=st.sampled_from(sorted(PATHS)))
     def decode_all(self, token, path):
-        growth = {seq_id: [(token + seq_id) % 2_048] for seq_id in reversed(self.texts)}
+        growth = {seq_id: [(token + seq_id) % VOCABULARY] for seq_id in reversed(self.texts)}
         tokens = [token for (token,) in growth.values()]
 
         def call():
@@ -170,7 +171,7 @@ class DecodeAgainstDense(RuleBasedStateMachine):
         """Whoever is still there reads one more token right; then every block comes back."""
         for seq_id in list(self.texts):
             if self.kv.tables.can_append(seq_id):
-                self.prefill(seq_id, [seq_id], None)
+                self.prefill(seq_id, [seq_id % VOCABULARY], None)
             self.kv.tables.drop(seq_id)
         assert used(self.kv) == 0
 

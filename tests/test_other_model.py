@@ -23,10 +23,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHAPTERS)
-def test_a_chapter_runs_on_another_gpt2(name, folder, monkeypatch):
+def test_the_chapters_run_on_another_gpt2(folder, monkeypatch):
+    """One after another in one kernel; that each of them runs in its own, nbval sees."""
     monkeypatch.setenv("LABCORE_MODEL", str(folder))
-    notebook = jupytext.read(NOTEBOOKS / f"{name}.md")
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": NOTEBOOKS}}).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    notebooks = [jupytext.read(NOTEBOOKS / f"{name}.md") for name in CHAPTERS]
+    together = notebooks[0]
+    together.cells = [cell for notebook in notebooks for cell in notebook.cells]
+    NotebookClient(together, timeout=120, resources={"metadata": {"path": NOTEBOOKS}}).execute()
+    outputs = [output for cell in together.cells for output in cell.get("outputs", [])]
     assert outputs and not [output for output in outputs if output["output_type"] == "error"]

@@ -257,19 +257,21 @@ GRID = list(itertools.product(SHAPES, (1, 3, 16, 64, 256), (0.0, 0.05, 0.3)))
 
 @pytest.mark.parametrize(("name", "block_size", "watermark"), GRID)
 def test_the_fast_way_equals_the_step_loop(name, block_size, watermark):
-    for seed in range(3):
-        workload = draw(name, 200, seed=seed)
-        result = both_ways(paged, workload, block_size=block_size, watermark=watermark)
-        check_conservation(result, 200, 32_768 // block_size, block_size)
+    """Each combination with one of three seeds; any two of the four meet."""
+    number = GRID.index((name, block_size, watermark))
+    workload = draw(name, 200, seed=(number + number // 3) % 3)
+    result = both_ways(paged, workload, block_size=block_size, watermark=watermark)
+    check_conservation(result, 200, 32_768 // block_size, block_size)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_fast_way_equals_the_step_loop_on_three_thousand_requests(name):
+    """A thousand where nobody is sent away: there a long run shows no more than a short one."""
     result = both_ways(paged, name)
     check_conservation(result, 3_000, 2_048, 16)
     for policy in (reserve_max, reserve_limit):
-        reserving = both_ways(policy, name)
-        check_conservation(reserving, 3_000, 32_768, 1)
+        reserving = both_ways(policy, draw(name, 1_000))
+        check_conservation(reserving, 1_000, 32_768, 1)
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), max_size=25)
@@ -521,9 +523,9 @@ def test_two_processes_with_different_hash_seeds_give_the_same_bytes():
         "import dataclasses; from labcore.admission import *; "
         "from labcore.simulator import simulate; "
         "from labcore.contiguous import Buddy, FirstFit; from labcore.workloads import draw; "
-        "print([dataclasses.asdict(simulate(paged, 'chat', victim=v, history=True))"
-        " for v in (newest, fewest_generated)]); "
         "few = draw('chat', 100); "
+        "print([dataclasses.asdict(simulate(paged, few, 4096, victim=v, history=True))"
+        " for v in (newest, fewest_generated)]); "
         "print([dataclasses.asdict(simulate(p, few, 4096, history=True)) for p in "
         "(decaying_ratio(), future_peak(), future_peak(expect_like_others()), oracle(few.outputs))]"
         "); "

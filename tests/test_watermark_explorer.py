@@ -1,7 +1,9 @@
 """The watermark explorer and the table in the text of chapter 8 say the same."""
 
+import ast
 import json
 import re
+import symtable
 
 import nbformat
 import pytest
@@ -77,16 +79,44 @@ def captions_of_page() -> list[str]:
     raise AssertionError(f"{PAGE.name} has no watermark explorer")
 
 
+def names_read(table: symtable.SymbolTable) -> set[str]:
+    """The names that code takes from around it: its functions' and comprehensions' own apart."""
+    own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return own.union(*map(names_read, table.get_children()))
+
+
+def changed_by(statement: ast.stmt, table: symtable.SymbolTable) -> set[str]:
+    """What a statement gives a value, stores to, or calls a method of."""
+    changed = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    stored = [n for n in ast.walk(statement) if isinstance(getattr(n, "ctx", 0), ast.Store)]
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        stored.append(statement.value.func)
+    while parts := [n for n in stored if isinstance(n, ast.Attribute | ast.Subscript)]:
+        stored = [part.value for part in parts]
+        changed |= {node.id for node in stored if isinstance(node, ast.Name)}
+    return changed
+
+
+def needed_for(name: str, statements: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements that a name depends on, in order; found backwards, by the names in them."""
+    wanted, found = {name}, []
+    for statement in reversed(statements):
+        table = symtable.symtable(ast.unparse(statement), SOURCE.name, "exec")
+        if changed_by(statement, table) & wanted:
+            found.insert(0, statement)
+            wanted |= names_read(table) | {s.get_name() for s in table.get_symbols()}
+    return found
+
+
 @pytest.fixture(scope="module")
 def explorer() -> Explorer:
-    """Run the chapter's cells down to the explorer."""
+    """Run what leads to the explorer in its chapter: most other cells run a model."""
+    cells = [cell for cell in read_chapter(SOURCE).cells[1:] if "remove-cell" not in cell.tags]
+    statements = [statement for cell in cells for statement in cell.tree.body]
     scope = {"__name__": "__main__"}
-    for cell in read_chapter(SOURCE).cells[1:]:
-        if not cell.tags & {"remove-cell"}:
-            exec(compile(cell.tree, SOURCE.name, "exec"), scope)
-        if "watermark_explorer" in scope:
-            return scope["watermark_explorer"]
-    raise AssertionError(f"{SOURCE.name} makes no watermark_explorer")
+    for statement in needed_for("watermark_explorer", statements):
+        exec(compile(ast.Module([statement], []), SOURCE.name, "exec"), scope)
+    return scope["watermark_explorer"]
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +175,11 @@ def test_a_value_that_differs_is_found():
     assert table["Chat", "5%"] == 5_716 and table["Long answer", "5%"] == 16_268
     assert shown == {("Chat", "5%"): 5_717} != {("Chat", "5%"): table["Chat", "5%"]}
     assert charged_steps([caption], block_size=128) == {}
+
+
+def test_what_a_name_needs_is_found_and_nothing_else():
+    lines = ["import a", "x = 1", "y = {}", "y[x] = a", "y.update(b=2)", "z = 2", "print(x)"]
+    lines += ["def f(n): return [y, n, [z for z in n]]", "e = f(x)", "e = 0"]
+    statements = ast.parse("\n".join(lines)).body
+    needed = needed_for("e", statements[:-1])
+    assert [lines[statements.index(s)] for s in needed] == [*lines[:5], *lines[7:9]]
