@@ -26,7 +26,7 @@ book: $(READY)  ## build the book: _build/html/index.html
 
 # One torch thread a process: two processes with two threads each wait for one another on two cores.
 test: lint book  ## lint, build the book, run every test and every chapter
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## style and spelling
 	$(BIN)/ruff check .
@@ -43,7 +43,7 @@ lab: $(READY)  ## edit and run the chapters in JupyterLab (LAB_OPTIONS=--no-brow
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
 bench: $(READY)  ## print the speed figures, one process each
-	@set -e; for name in blocks decode simulator; do \
+	@set -e; for name in blocks decode simulator prefix sweep; do \
 	  echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
 
 # On a GPU runtime: make gpu GPU_PYTHON=python3. That takes the torch and Triton that are there and installs
