@@ -1,0 +1,1 @@
+"""What the exercises of each chapter are checked against.  Given."""
