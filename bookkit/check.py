@@ -1,7 +1,7 @@
 """Exercises that check themselves: an answer is tried on cases that its author has not seen."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 NOTHING = "there is nothing here yet."
@@ -56,3 +56,18 @@ def compare(guess: float | None, answer: float, within: float, why: str) -> Verd
     if abs(guess - answer) <= within:
         return Verdict(True, why)
     return Verdict(False, f"{guess:,} is too {'low' if guess < answer else 'high'}.")
+
+
+def each_guess(
+    guess: Sequence[float] | None, answers: Mapping[str, tuple[float, float]], why: str
+) -> Verdict:
+    """`compare` for some numbers at once; `answers` is {case: (answer, within)}.  Given."""
+
+    def test(numbers):
+        asked = f"{len(answers)} numbers in a list are asked for, got {numbers!r:.60}."
+        assert isinstance(numbers, list | tuple) and len(numbers) == len(answers), asked
+        for number, (case, (answer, within)) in zip(numbers, answers.items(), strict=True):
+            verdict = compare(number, answer, within, why)
+            assert verdict.right, f"{case}: {verdict.text}"
+
+    return check(guess, test, why)

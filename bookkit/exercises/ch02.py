@@ -1,7 +1,10 @@
 """Checks of chapter 2: the allocator."""
 
+from collections.abc import Callable
+
 from bookkit.check import Verdict, check, expect
-from labcore.blocks import BlockAllocator, OutOfBlocks
+from bookkit.zoo import hunt
+from labcore.blocks import BlockAllocator, DoubleFree, OutOfBlocks, UnknownBlock
 
 
 def check_ids(guess: list[int] | None) -> Verdict:
@@ -42,3 +45,85 @@ def check_queue(allocator: type | None) -> Verdict:
         pool.check_invariants()
 
     return check(allocator, test, "oldest first, all or nothing, and the invariants hold.")
+
+
+class StartsAtZero(BlockAllocator):
+    """A new block has no holder.  Given."""
+
+    def allocate(self):
+        """Take a block that nobody holds."""
+        block_id = super().allocate()
+        self._ref_counts[block_id] = 0
+        return block_id
+
+
+class Unchecked(BlockAllocator):
+    """A second free is carried out.  Given."""
+
+    def free(self, block_id):
+        """Give up a reference that there may not be."""
+        if self._ref_counts[block_id] > 0:
+            super().free(block_id)
+        else:
+            self._free_ids.append(block_id)
+
+
+class FreesShared(BlockAllocator):
+    """The first to leave frees a shared block.  Given."""
+
+    def free(self, block_id):
+        """Give up a reference, and the block with it."""
+        super().free(block_id)
+        if self._ref_counts[block_id] > 0:
+            self._free_ids.append(block_id)
+
+
+class Silent(BlockAllocator):
+    """A second free is refused without a word.  Given."""
+
+    def free(self, block_id):
+        """Give up a reference if there is one."""
+        try:
+            super().free(block_id)
+        except DoubleFree:
+            pass
+
+
+def check_shortest(search: Callable | None) -> Verdict:
+    """Exercise 3: the shortest calls after which `check_invariants` objects, or None.  Given."""
+
+    def objects(kind, names):
+        pool = kind(2)
+        calls = {
+            "allocate()": pool.allocate,
+            "retain(0)": lambda: pool.retain(0),
+            "free(0)": lambda: pool.free(0),
+            "free_many([0, 0])": lambda: pool.free_many([0, 0]),
+        }
+        for name in names:
+            try:
+                calls[name]()
+            except (OutOfBlocks, DoubleFree, UnknownBlock):
+                pass
+        try:
+            pool.check_invariants()
+        except AssertionError:
+            return True
+        return False
+
+    def test(search):
+        shortest = {StartsAtZero: 1, Unchecked: 1, FreesShared: 3, Silent: None}
+        for kind, length in shortest.items():
+            what, names = kind.__doc__.split(".")[0].lower(), search(kind)
+            if length is None or names is None:
+                expect(names, length and f"{length} calls", f"where {what}")
+                continue
+            assert objects(kind, names), f"where {what}: the invariants hold after {names}."
+            expect(len(names), length, f"where {what}, the number of calls")
+
+    return check(search, test, "four other allocators, one of them without a broken state.")
+
+
+def check_invariant(invariant: Callable | None) -> Verdict:
+    """Exercise 4: an invariant of (pool, held) that catches three mutants.  Given."""
+    return hunt(invariant, "ch02")
