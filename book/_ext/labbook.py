@@ -5,6 +5,7 @@
 2. No page loads anything from elsewhere: MathJax is copied into the site, thebe is taken out.
 3. Repository, issue and launch buttons appear once `labbook_repository` says where that is.
 4. A chapter's download is the committed, executed .ipynb beside its source.
+5. Two chapters run at a time.
 """
 
 import hashlib
@@ -12,6 +13,8 @@ import importlib.util
 import os
 import shutil
 from pathlib import Path
+
+from jupyter_cache import get_cache
 
 # Besides a chapter's cells, its outputs depend on these.
 SOURCES_OF_OUTPUTS = ("labcore", "kernels", "bookkit", "book/results", "constraints.txt")
@@ -38,6 +41,17 @@ def set_execution_cache(app, config) -> None:
     for old in base.glob("*"):
         if old != current:
             shutil.rmtree(old)
+
+
+def read_in_parallel(app, config) -> None:
+    """Read, and so run, two chapters at a time. Sphinx does so if every extension says it may.
+
+    The two that say nothing number sections and write LaTeX; this book has them do neither.
+    """
+    get_cache(config.nb_execution_cache_path)  # made now, and not by two processes at once
+    app.parallel = min(2, os.cpu_count())
+    for name in ("sphinx_multitoc_numbering", "sphinx_jupyterbook_latex"):
+        app.extensions[name].parallel_read_safe = True
 
 
 def set_buttons(app, config) -> None:
@@ -110,7 +124,8 @@ def setup(app) -> dict:
     os.environ["LABCORE_STATIC"] = "1"  # the kernels of this build inherit it: explorers write HTML
     app.add_config_value("labbook_repository", "", "html")
     app.add_config_value("labbook_branch", "main", "html")
-    for hook in (set_execution_cache, set_buttons, set_local_mathjax, take_out_thebe):
+    hooks = (set_execution_cache, read_in_parallel, set_buttons, set_local_mathjax, take_out_thebe)
+    for hook in hooks:
         app.connect("config-inited", hook, priority=100)
     app.connect("html-page-context", offer_twin, priority=490)  # before the theme adds its buttons
     app.connect("build-finished", finish)
