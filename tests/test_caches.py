@@ -1,5 +1,8 @@
 """The three caches: the dense two equal no cache at all, the paged one copies and reserves."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from models import FLOATS, RUBBISH, assert_equal_logits, bits, odd, random_tokens, snapshot, tiny
@@ -7,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labcore.blocks import OutOfBlocks
 from labcore.caches import ConcatKV, ContextOverflow, PagedKV, StaticKV, forward_cached
-from labcore.gpt2 import GPT2Config
+from labcore.capacity import read_kv_shape
+from labcore.gpt2 import GPT2Config, find_model, read_config
 
 
 def static(model, batch, max_tokens):
@@ -259,3 +263,10 @@ def test_models_and_caches_lie_on_the_device_that_is_asked_for():
     paged_kv.tables.add("s", 5)
     tensors = [static_kv.keys, static_kv.values, paged_kv.keys, paged_kv.values]
     assert {str(t.device) for t in [*tensors, paged_kv.block_tables(["s"])]} == {"meta"}
+
+
+def test_the_pool_takes_the_bytes_that_the_arithmetic_of_capacity_says():
+    raw = Path(find_model("tiny"), "config.json")
+    kv = PagedKV(read_config(json.loads(raw.read_text())), num_blocks=7, block_size=16)
+    shape = read_kv_shape(raw, "float32")
+    assert kv.keys.nbytes + kv.values.nbytes == 7 * 16 * shape.token_bytes
