@@ -10,10 +10,10 @@ READY := .venv/.ready
 HIDDEN_CACHES := .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lint serve notebooks lab bench gpu clean
+.PHONY: help book test lint serve notebooks lab bench evidence links gpu gpu-book smoke clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 # --all reads every page again: without it, a second run after a failure finds nothing to do and ends well.
 # Chapters are run again only when they, labcore/, kernels/ or the pins changed (book/_ext/labbook.py).
@@ -46,11 +46,25 @@ bench: $(READY)  ## print the speed figures, one process each
 	@set -e; for name in blocks decode simulator prefix sweep; do \
 	  echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py; done
 
+evidence: $(READY)  ## print every claim of the book, its ground and its page, and the reference's beside ours
+	@$(BIN)/python book/_ext/evidence_register.py
+
+links: book  ## print every link out of the book, and whether it still leads somewhere
+	@$(BIN)/python book/check_links.py
+
 # On a GPU runtime: make gpu GPU_PYTHON=python3. That takes the torch and Triton that are there and installs
 # nothing; the tests then do without nbval, and take other versions' warnings for what they are.
 gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),$(READY))  ## time the kernels on a GPU, in four minutes, and test them there
 	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 	$(GPU_PYTHON) -m pytest -o addopts= -o filterwarnings= -m gpu tests/test_kernel.py tests/test_kernel_on_gpu.py
+
+# GPU_PYTHON needs nbclient and ipykernel, too. Chapter 6 computes on the GPU, the others on the CPU; the last
+# cell of each copy says on what it ran. The twins stay as they are.
+gpu-book: gpu  ## on a GPU, after make gpu: run every chapter; copies with outputs go to _build/gpu
+	LABCORE_MODEL= $(GPU_PYTHON) book/smoke.py --here _build/gpu $(CHAPTERS)
+
+smoke: $(READY)  ## run three chapters in clean environments of other versions (SMOKE="--torch 2.13")
+	$(BIN)/python book/smoke.py $(SMOKE)
 
 clean:  ## remove everything built, keep .venv
 	rm -rf _build $(HIDDEN_CACHES)

@@ -4,6 +4,7 @@ import os
 
 from bookkit import teach
 
+os.environ["TQDM_DISABLE"] = "1"  # a bar after five seconds would be an output of a slow machine
 os.environ.pop("LABCORE_STATIC", None)  # set while the book is built; here explorers are live
 teach.start("0.1")  # as in a chapter's first cell: Triton's interpreter where there is no GPU
 # The files that take longest, so that at the end no core waits for the other one.

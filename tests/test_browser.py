@@ -1,10 +1,15 @@
 """The built book in a browser: wide and narrow, light and dark, with no server and no kernel."""
 
+import gzip
 import shutil
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from built_site import BUILT, HTML, PAGES, name_of
+from test_accessibility import violations_in
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome"])), None
@@ -19,23 +24,45 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 400, "height": 900}
+PAPER = {"width": 794, "height": 1123}  # A4
 LOOKS = [("light", WIDE, NARROW), ("dark", NARROW, WIDE)]  # opened at one width, then resized
 READY = "() => !window.MathJax || (window.MathJax.startup && window.MathJax.startup.promise)"
+THEME = "document.documentElement.dataset.theme"
 TOO_WIDE = "document.documentElement.scrollWidth - window.innerWidth"
 EACH = pytest.mark.parametrize("page", [p for p in PAGES if p.stem != "index"], ids=name_of)
 EXPLORERS = [page for page in PAGES if 'class="explorer"' in page.read_text(encoding="utf-8")]
+CHAPTERS = [page for page in PAGES if page.parent.name == "notebooks"]
+EACH_CHAPTER = pytest.mark.parametrize("page", CHAPTERS, ids=name_of)
+MAX_TRANSFER = 3 * 10**6  # bytes, compressed: a page with all that it loads
+LOADED = "() => performance.getEntriesByType('resource').map(entry => entry.name)"
+FIRST_RESULT = """() => Math.min(...
+  [...document.querySelectorAll('figure, .claim, .cell_output :is(svg, img, table, pre)')]
+    .filter(shown => shown.checkVisibility())
+    .map(shown => shown.getBoundingClientRect().top + scrollY))"""
+FOLDED = ".bd-article details:not([open])"
+FOR_SCREENS = (
+    ".bd-sidebar-primary, .bd-sidebar-secondary, .bd-header-article, .prev-next-area, .headerlink, "
+    ".explorer-controls, .bd-skip-link, button, input, select"
+)
+IN_SIGHT = "all => all.filter(e => e.checkVisibility()).map(e => e.outerHTML.slice(0, 120))"
 EACH_EXPLORER = pytest.mark.parametrize("page", EXPLORERS, ids=name_of)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """Start Chromium once."""
+@contextmanager
+def chromium():
+    """Start Chromium, once a file of tests."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
 
 
 @contextmanager
@@ -58,6 +85,18 @@ def is_local(url: str) -> bool:
     return url.startswith(("file:", "data:", "blob:"))
 
 
+@cache
+def transferred(address: str) -> int:
+    """The bytes of a file of the site as a server sends it."""
+    return len(gzip.compress(Path(unquote(urlsplit(address).path)).read_bytes()))
+
+
+def weight(tab) -> int:
+    """The bytes of an open page and all that it loaded."""
+    files = {a for a in [tab.url, *tab.evaluate(LOADED)] if a.startswith("file:")}
+    return sum(transferred(address.partition("#")[0]) for address in files)
+
+
 def state(explorer) -> tuple[str, str]:
     """What a reader sees of an explorer: the picture and the caption."""
     view, caption = explorer.locator(".explorer-view"), explorer.locator(".explorer-caption")
@@ -65,7 +104,7 @@ def state(explorer) -> tuple[str, str]:
 
 
 @EACH
-def test_a_page_opens_without_an_error_and_fits_the_window(browser, page):
+def test_a_page_opens_without_an_error_fits_the_window_and_can_be_heard(browser, page):
     """Source: jupyter-book #1991; sphinx-book-theme #986; MyST-NB #520."""
     for scheme, *sizes in LOOKS:
         with opened(browser, page.as_uri(), sizes[0], scheme) as (tab, wrong):
@@ -73,10 +112,13 @@ def test_a_page_opens_without_an_error_and_fits_the_window(browser, page):
                 tab.set_viewport_size(size)
                 assert tab.evaluate(TOO_WIDE) <= 1, (scheme, size)
                 assert tab.locator(".search-button-field:visible").count() <= 1
-            assert tab.evaluate("document.documentElement.dataset.theme") == scheme
+            assert tab.evaluate(THEME) == scheme
             formulas = tab.locator(".bd-article .math").count()
             assert tab.locator(".bd-article mjx-container").count() == formulas
             assert not wrong, scheme
+            if scheme == LOOKS[-1][0]:  # last, as it takes the page apart
+                assert weight(tab) < MAX_TRANSFER
+                assert not violations_in(tab)
 
 
 def test_some_pages_have_formulas():
@@ -95,6 +137,36 @@ def test_search_finds_the_chapter_on_the_watermark(browser):
         tab.locator("#search-results li a").first.wait_for()
         found = [link.get_attribute("href") for link in tab.locator("#search-results li a").all()]
         assert any("notebooks/ch08a_admission.html" in href for href in found)
+
+
+def test_search_finds_the_terms_of_the_glossary(browser):
+    for term in ["copy on write", "internal fragmentation", "watermark"]:
+        with opened(browser, f"{(HTML / 'search.html').as_uri()}?q={term}") as (tab, _):
+            place = f"book/glossary.html#term-{term.replace(' ', '-')}"
+            tab.locator(f"#search-results li a[href*='{place}']").first.wait_for(timeout=5000)
+
+
+@EACH_CHAPTER
+def test_a_first_picture_or_result_is_within_two_screens(browser, page):
+    with opened(browser, page.as_uri(), scripts=False) as (tab, _):
+        assert tab.evaluate(FIRST_RESULT) < 2 * WIDE["height"]
+
+
+def test_a_printed_chapter_has_no_controls_and_its_solutions_stay_folded(browser):
+    page = next(page for page in EXPLORERS if page in CHAPTERS)
+    with opened(browser, page.as_uri(), PAPER, "dark") as (tab, _):
+        folded = tab.locator(FOLDED).count()
+        assert folded and tab.eval_on_selector_all(".explorer-controls, .copybtn", IN_SIGHT)
+        tab.emulate_media(media="print")
+        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert tab.locator(FOLDED).count() == folded
+        assert tab.evaluate(THEME) == "light"  # paper is
+        assert not tab.eval_on_selector_all(FOR_SCREENS, IN_SIGHT)
+        for kept in ["h1", ".explorer-view", ".explorer-caption", ".cell_input pre"]:
+            assert tab.eval_on_selector_all(f".bd-article {kept}", IN_SIGHT), kept
+        assert tab.evaluate(TOO_WIDE) <= 1
+        tab.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert tab.evaluate(THEME) == "dark"
 
 
 @EACH_EXPLORER

@@ -121,7 +121,9 @@ def finish(app, exception) -> None:
 
 def setup(app) -> dict:
     """Tell Sphinx about all of the above."""
-    os.environ["LABCORE_STATIC"] = "1"  # the kernels of this build inherit it: explorers write HTML
+    # The kernels of this build inherit these. Explorers write HTML; no progress bar is an output of
+    # a slow machine; two chapters at a time have one thread each.
+    os.environ |= {"LABCORE_STATIC": "1", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     app.add_config_value("labbook_repository", "", "html")
     app.add_config_value("labbook_branch", "main", "html")
     hooks = (set_execution_cache, read_in_parallel, set_buttons, set_local_mathjax, take_out_thebe)
