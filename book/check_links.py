@@ -3,8 +3,9 @@
   python book/check_links.py [--list]     (`make links` builds the book first)
 
 Prints a line an address: what its server answered, and the pages that name it. Ends with 1 if an
-address is gone: its server says so (404, 410), or there is no such server. Any other refusal (403,
-429, no answer in time) is printed and no more: many servers refuse whoever is not a browser.
+address is gone: its server says so (404, 410), or there is no such server (without a network, there
+is none). Any other refusal (403, 429, no answer in time) is printed and no more: many servers
+refuse whoever is not a browser.
 """
 
 import argparse
@@ -59,7 +60,8 @@ def ask(address: str, method: str = "HEAD") -> tuple[str, bool]:
             return ask(address, "GET")
         return str(error.code), error.code in GONE
     except URLError as error:
-        return str(error.reason), isinstance(error.reason, socket.gaierror)
+        no_such_server = getattr(error.reason, "errno", None) == socket.EAI_NONAME
+        return str(error.reason), no_such_server
     except (OSError, HTTPException) as error:
         return str(error) or type(error).__name__, False
 
@@ -70,7 +72,7 @@ def main(site: Path, only_list: bool = False) -> int:
     with ThreadPoolExecutor(8) as pool:
         answers = [("", False) for _ in pages] if only_list else list(pool.map(ask, pages))
     for (address, where), (words, _) in zip(pages.items(), answers, strict=True):
-        print(f"{words:6}{address}  ({', '.join(where)})")
+        print(f"{words:5} {address}  ({', '.join(where)})")
     gone = sum(is_gone for _, is_gone in answers)
     print(f"{len(pages)} addresses, {gone} of them gone")
     return gone
