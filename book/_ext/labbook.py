@@ -48,7 +48,7 @@ def read_in_parallel(app, config) -> None:
 
     The two that say nothing number sections and write LaTeX; this book has them do neither.
     """
-    get_cache(config.nb_execution_cache_path)  # made now, and not by two processes at once
+    get_cache(config.nb_execution_cache_path).list_cache_records()  # made now, not by two at once
     app.parallel = min(2, os.cpu_count())
     for name in ("sphinx_multitoc_numbering", "sphinx_jupyterbook_latex"):
         app.extensions[name].parallel_read_safe = True
