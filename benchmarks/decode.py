@@ -7,10 +7,7 @@ Takes five minutes and 8 GB of memory; --record writes book/results/decode.json 
 """
 
 import argparse
-import json
-import subprocess
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bookkit.timing import bench, machine, ratio
+from bookkit.timing import bench, machine, ratio, write_record
 from labcore.attention import gather, in_place
 from labcore.blocks import blocks_needed
 from labcore.caches import PagedKV, StaticKV, forward_cached
@@ -253,13 +250,8 @@ def main():
     print(machine())
     result = measure()
     if record:
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
-        head = {
-            "machine": machine(), "threads": THREADS, "torch": torch.__version__,
-            "date": str(date.today()), "commit": commit.strip(),
-            "command": "python benchmarks/decode.py --record", "block_size": BLOCK_SIZE,
-        }  # fmt: skip
-        RESULT.write_text(json.dumps(head | result, indent=1) + "\n")
+        head = {"threads": THREADS, "torch": torch.__version__, "block_size": BLOCK_SIZE}
+        write_record(RESULT, "python benchmarks/decode.py --record", head | result)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ Run: python benchmarks/reality.py [sweep] [log] [--record]
 import argparse
 import json
 import os
-import subprocess
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 
-from bookkit.timing import machine
+from bookkit.timing import machine, write_record
 from bookkit.trials import LLAMA_ON_4090, QWEN_ON_GB200, SWEEP, replay, sweep_run
 from labcore.costs import Costs
 from labcore.traces import read_engine_log
@@ -130,12 +128,7 @@ def main():
         if not chosen.record:
             print(json.dumps(result))
             continue
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
-        head = {
-            "machine": machine(), "date": str(date.today()), "commit": commit.strip(),
-            "command": f"python benchmarks/reality.py {name} --record",
-        }  # fmt: skip
-        (RESULTS / file).write_text(json.dumps(head | result, indent=1) + "\n")
+        write_record(RESULTS / file, f"python benchmarks/reality.py {name} --record", result)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,15 @@ Takes under three minutes on two quiet cores; --record writes book/results/sweep
 """
 
 import argparse
-import json
 import os
-import subprocess
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
 from importlib.metadata import version
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
 from time import perf_counter, process_time
 
-from bookkit.timing import machine
+from bookkit.timing import machine, write_record
 from labcore.admission import paged
 from labcore.simulator import simulate
 from labcore.sweep import sweep
@@ -129,14 +126,9 @@ def main():
         sweep({"ms": [0], "seed": range(20)}, spin, executors["dask"])  # workers import it all
         result = measure(options.runs, LENGTHS, SECONDS, executors, pool, workers)
     if options.record:
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
-        head = {
-            "machine": machine(), "workers": workers, "requests": REQUESTS,
-            "dask": version("dask"), "numpy": version("numpy"),
-            "date": str(date.today()), "commit": commit.strip(),
-            "command": "python benchmarks/sweep.py --record",
-        }  # fmt: skip
-        RESULT.write_text(json.dumps(head | result, indent=1) + "\n")
+        head = {"workers": workers, "requests": REQUESTS}
+        head |= {package: version(package) for package in ("dask", "numpy")}
+        write_record(RESULT, "python benchmarks/sweep.py --record", head | result)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """The book's only timer: contenders in turn, medians, and ratios within one run."""
 
 import ast
+import json
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable, Mapping
+from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -19,6 +22,13 @@ def machine() -> str:
     named = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     name = named[1].strip() if named else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def write_record(path: Path, command: str, facts: Mapping) -> None:
+    """Write a benchmark's `facts` for the book, under machine, date, commit, command.  Given."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True)
+    head = {"machine": machine(), "date": str(date.today()), "commit": commit.strip()}
+    path.write_text(json.dumps(head | {"command": command} | dict(facts), indent=1) + "\n")
 
 
 def bench(
