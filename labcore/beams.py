@@ -12,7 +12,7 @@ import torch
 
 from labcore.blocks import BlockTables
 from labcore.caches import ContextOverflow, PagedKV
-from labcore.decode import find_attention, forward_paged_decode, prefill_packed
+from labcore.decode import drop_left, find_attention, forward_paged_decode, prefill_packed
 from labcore.gpt2 import GPT2
 
 
@@ -104,10 +104,7 @@ def beam_search(
             newest = [beam.tokens[-1] for beam in beams]
             logits = forward_paged_decode(model, kv, beams, newest, attention)
     finally:
-        ours = {*beams, *(child for _, child in children)}
-        for seq_id in kv.tables.seq_ids():
-            if seq_id in ours:
-                kv.tables.drop(seq_id)
+        drop_left(kv.tables, {*beams, *(child for _, child in children)})
     return answers
 
 

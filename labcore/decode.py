@@ -11,7 +11,7 @@ interrupted has stored nothing and leaves the blocks that it took for the next t
     kv.tables.drop("Ana")
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import chain
 from operator import index
 
@@ -22,6 +22,7 @@ from tqdm import trange
 
 from kernels.paged_attention import find_kernels
 from labcore.attention import IN_PLACE_DTYPES, causal_attention, gather, in_place, triton_kernel
+from labcore.blocks import BlockTables
 from labcore.caches import ContextOverflow, PagedKV
 from labcore.gpt2 import GPT2
 
@@ -185,10 +186,15 @@ def generate(
             tokens = [newest[seq_id] for seq_id in rows]
             logits = forward_paged_decode(model, kv, rows, tokens, attention)
     finally:
-        for seq_id in kv.tables.seq_ids():
-            if seq_id in rows:
-                kv.tables.drop(seq_id)
+        drop_left(kv.tables, rows)
     return answers
+
+
+def drop_left(tables: BlockTables, seq_ids: Collection[Hashable]) -> None:
+    """Drop those of `seq_ids` that are still there, oldest first: what an error left.  Given."""
+    for seq_id in tables.seq_ids():
+        if seq_id in seq_ids:
+            tables.drop(seq_id)
 
 
 def find_attention(attention: str | Callable, kv: PagedKV) -> Callable:

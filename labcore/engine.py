@@ -31,6 +31,7 @@ from labcore.admission import (
 from labcore.caches import PagedKV
 from labcore.decode import (
     check_vocabulary,
+    drop_left,
     find_attention,
     forward_paged_decode,
     greedy,
@@ -336,7 +337,6 @@ def _compute(model, kv, request, room):
             tails = {seq_id: request.stored_ids(seq_id[1]) for seq_id in request.seq_ids}
             prefill_packed(model, kv, tails)
     except BaseException:  # no memory, or Ctrl-C
-        for seq_id in set(request.seq_ids).intersection(tables.seq_ids()):
-            tables.drop(seq_id)
+        drop_left(tables, request.seq_ids)
         raise
     return logits
