@@ -22,6 +22,7 @@ from labcore.admission import (
     room_for_stored,
 )
 from labcore.blocks import blocks_needed
+from labcore.capacity import KVShape
 from labcore.contiguous import Buddy
 from labcore.costs import Costs, Roofline
 from labcore.simulator import SimulationResult, simulate
@@ -60,12 +61,13 @@ SWEEP = {
     0.10: (168, 11_835),
     0.15: (168, 11_635),
 }
-# Weights in bf16; layers x key and value x heads x head size x 2 bytes; two operations a weight.
+# Weights, keys and values in bf16; two operations a weight.
+QWEN, LLAMA = KVShape(28, 4, 128, 2).token_bytes, KVShape(32, 8, 128, 2).token_bytes
 # The cards' figures are NVIDIA's peaks, read second hand on the pages named, not in its own papers.
 #: Qwen2.5-7B; one GPU of a GB200, 8 TB/s, 2.5 PFLOP/s bf16 (glennklockwood.com, "B200").  Given.
-QWEN_ON_GB200 = Roofline(2 * 7.616e9, 28 * 2 * 4 * 128 * 2, 8e12, 2 * 7.616e9, 2.5e15)
+QWEN_ON_GB200 = Roofline(2 * 7.616e9, QWEN, 8e12, 2 * 7.616e9, 2.5e15)
 #: Llama-3.1-8B; an RTX 4090, 1,008 GB/s, 165.2 TFLOP/s bf16 (waredb.com).  Given.
-LLAMA_ON_4090 = Roofline(2 * 8.03e9, 32 * 2 * 8 * 128 * 2, 1.008e12, 2 * 8.03e9, 165.2e12)
+LLAMA_ON_4090 = Roofline(2 * 8.03e9, LLAMA, 1.008e12, 2 * 8.03e9, 165.2e12)
 
 
 def lengths(

@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from bookkit.check import Verdict, check, expect
 from bookkit.zoo import hunt
 from labcore.attention import causal_attention, token_slots
+from labcore.blocks import blocks_needed
 
 SIZES = (1, 3, 16)
 
@@ -43,7 +44,7 @@ class Layout:
 
     def __init__(self, lens: list[int], block_size: int, in_order: bool = False) -> None:
         torch.manual_seed(sum(lens) + block_size)
-        counts = [-(-n // block_size) for n in lens]
+        counts = [blocks_needed(n, block_size) for n in lens]
         ids = iter(range(1, 99) if in_order else (1 + torch.randperm(sum(counts) + 2)).tolist())
         tables = [[next(ids) for _ in range(n)] for n in counts]
         if not in_order and counts[0] > 1:
@@ -83,7 +84,7 @@ def check_rows_copied(rows: Callable | None) -> Verdict:
         batches += [torch.randint(1, 200, (n,)).tolist() for n in (2, 5, 9)]
         for lens in batches:
             for size in (*SIZES, 64):
-                table = torch.zeros(len(lens), -(-max(lens) // size), dtype=torch.long)
+                table = torch.zeros(len(lens), blocks_needed(max(lens), size), dtype=torch.long)
                 answer = token_slots(table, torch.tensor(lens), size)[0].numel()
                 expect(rows(list(lens), size), answer, f"lengths {lens}, blocks of {size}")
 
