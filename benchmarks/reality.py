@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bookkit.engine_log import read_engine_log
 from bookkit.timing import machine, write_record
 from bookkit.trials import LLAMA_ON_4090, QWEN_ON_GB200, SWEEP, replay, sweep_run
 from labcore.costs import Costs
-from labcore.traces import read_engine_log
 
 RESULTS = Path(__file__).resolve().parent.parent / "book" / "results"
 LOG = "RTX4090_Llama-3.1-8B_requests.jsonl"

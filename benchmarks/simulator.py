@@ -9,6 +9,7 @@ import resource
 from statistics import median
 from time import perf_counter
 
+from bookkit.contiguous import Buddy, FirstFit
 from bookkit.timing import bench, machine, ratio
 from labcore.admission import (
     Limits,
@@ -26,7 +27,6 @@ from labcore.admission import (
     reserve_max,
     reserve_power_of_2,
 )
-from labcore.contiguous import Buddy, FirstFit
 from labcore.costs import Costs, Recovery, Roofline
 from labcore.simulator import simulate
 from labcore.workloads import SHAPES, draw

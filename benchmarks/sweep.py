@@ -18,10 +18,10 @@ from operator import itemgetter
 from pathlib import Path
 from time import perf_counter, process_time
 
+from bookkit.sweep import sweep
 from bookkit.timing import machine, write_record
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.sweep import sweep
 from labcore.workloads import draw
 
 RESULT = Path(__file__).resolve().parent.parent / "book/results/sweep.json"

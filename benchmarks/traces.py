@@ -2,7 +2,7 @@
 
 Run: LABCORE_TRACES=folder python benchmarks/traces.py [--record]
 The folder holds azure2023/AzureLLMInferenceTrace_conv.csv and ..._code.csv. Prints each trace
-beside workloads fitted to it, with ten bands and with one; --record writes labcore/azure2023.json
+beside workloads fitted to it, with ten bands and with one; --record writes bookkit/azure2023.json
 and book/results/azure2023.json.
 """
 
@@ -12,10 +12,11 @@ import re
 import sys
 from pathlib import Path
 
+from bookkit.quantiles import TABLES, draw_quantiles, quantiles
+from bookkit.traces import read_trace
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.traces import read_trace
-from labcore.workloads import TABLES, TOO_LONG, draw_quantiles, quantiles
+from labcore.workloads import TOO_LONG
 
 RESULT = Path(__file__).resolve().parent.parent / "book/results/azure2023.json"
 NAMES = {"azure_conv": "conv", "azure_code": "code"}
@@ -39,7 +40,7 @@ def real(name, max_context=None):
 
 
 def tables():
-    """What labcore/azure2023.json holds."""
+    """What bookkit/azure2023.json holds."""
     return HEAD | {"tables": {name: quantiles(real(name)) for name in NAMES}}
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bookkit.contiguous import Buddy
 from labcore.admission import (
     Limits,
     Policy,
@@ -23,7 +24,6 @@ from labcore.admission import (
 )
 from labcore.blocks import blocks_needed
 from labcore.capacity import KVShape
-from labcore.contiguous import Buddy
 from labcore.costs import Costs, Roofline
 from labcore.simulator import SimulationResult, simulate
 from labcore.workloads import Workload

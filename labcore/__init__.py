@@ -13,13 +13,11 @@ Import what you need from its modules, in the order in which the book builds the
     from labcore.swap import HostPool                            # chapter 8b
     from labcore.beams import beam_search                        # chapter 9a
     from labcore.prefix import PrefixCache                       # chapter 9b
-    from labcore.traces import read_engine_log, read_trace       # chapters 10a and 10b
     from labcore.capacity import Plan, read_kv_shape             # chapter 11
-    from labcore.sweep import sweep                              # grids of runs
 
 Importing `labcore` itself loads nothing else. `blocks` and `capacity` need only Python; `gpt2`,
-`attention`, `caches`, `decode`, `beams`, `swap` and `engine` need torch, `sweep` tqdm; the rest
-needs NumPy at most.
+`attention`, `caches`, `decode`, `beams`, `swap` and `engine` need torch; the rest needs NumPy at
+most.
 """
 
 __version__ = "0.1.0"

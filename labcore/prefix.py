@@ -16,8 +16,7 @@ from itertools import chain, count
 from typing import NamedTuple
 
 from labcore.blocks import BlockAllocator, BlockTables, blocks_needed
-from labcore.traces import block_keys
-from labcore.workloads import Workload
+from labcore.workloads import Workload, block_keys
 
 ROOT = 0  # the node before every first block
 

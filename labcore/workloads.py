@@ -1,15 +1,15 @@
 """Requests, two numbers each: tokens of the prompt and of the output, drawn or read from a trace.
+
 A trace tells what was asked of a server, not what a policy would have been told.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from labcore.blocks import blocks_needed
 
 #: Why a request is set aside.  Given.
 TOO_LONG = "longer than the context"
@@ -108,76 +108,6 @@ def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_02
     return Workload(name, prompts, np.clip(outputs, 1, max_context - prompts))
 
 
-# where the quantiles of a table stand: close together at the ends, where one request weighs most
-PERCENT = [0, 1, *range(5, 91, 5), 92, 94, 96, 98, 99, 99.5, 100]
-#: The tables that are shipped, with their source; written by benchmarks/traces.py.  Given.
-TABLES = Path(__file__).with_name("azure2023.json")
-
-
-def quantiles(workload: Workload, bands: int = 10) -> dict:
-    """The table of a workload's lengths that `draw_quantiles` takes; JSON can hold it.
-
-    In order of prompt, requests are cut into `bands` of one size; each has the quantiles of its
-    prompts and outputs at `percent`. Raises TypeError, and ValueError for fewer than bands.  Given.
-    """
-    if not isinstance(workload, Workload):
-        raise TypeError(f"expected a Workload, got {workload!r:.40}")
-    if not 1 <= bands <= len(workload):
-        raise ValueError(f"{len(workload)} requests cannot be cut into {bands} bands")
-    parts = np.array_split(np.argsort(workload.prompts, kind="stable"), bands)
-    table = {"percent": PERCENT}
-    for kind in ("prompts", "outputs"):
-        lengths = getattr(workload, kind)
-        rows = [np.percentile(lengths[part], PERCENT, method="inverted_cdf") for part in parts]
-        table[kind] = np.array(rows).tolist()
-    return table
-
-
-def draw_quantiles(
-    table: str | dict, num_requests: int = 3_000, seed: int = 0, max_context: int | None = 1_024
-) -> Workload:
-    """Draw requests from the quantiles of a trace: azure_conv, azure_code, or a table of your own.
-
-    Each draw takes a band, and in it a prompt and an output, independently and linearly between the
-    quantiles. Those above `max_context` (None: no limit) are set aside. Raises ValueError.  Given.
-    """
-    name = table if isinstance(table, str) else "quantiles"
-    if isinstance(table, str):
-        tables = json.loads(TABLES.read_text(encoding="utf-8"))["tables"]
-        if name not in tables:
-            raise ValueError(f"no table {name!r}: choose one of {', '.join(tables)}")
-        table = tables[name]
-    percent, rows = _checked(table)
-    rng = np.random.default_rng(seed)
-    band = rng.integers(rows.shape[1], size=num_requests)
-    at = 101 * band + rng.uniform(0, 100, (2, num_requests))  # all bands, one after the other
-    places = np.add.outer(101 * np.arange(rows.shape[1]), percent).ravel()
-    prompts, outputs = (
-        np.rint(np.interp(x, places, row.ravel())).astype(np.int64)
-        for x, row in zip(at, rows, strict=True)
-    )
-    fits = prompts + outputs <= (inf if max_context is None else max_context)
-    set_aside = {TOO_LONG: int((~fits).sum())}
-    return Workload(name, prompts[fits], outputs[fits], set_aside=set_aside)
-
-
-def _checked(table: dict) -> tuple[np.ndarray, np.ndarray]:
-    """The percentages of a table, and its quantiles [prompts and outputs, bands, percentages]."""
-    try:
-        percent = np.array(table["percent"], float)
-        rows = np.array([table["prompts"], table["outputs"]], float)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no table of percent, prompts and outputs: {error}") from None
-    rising = len(percent) > 1 and percent[0] == 0 and percent[-1] == 100
-    if not (rising and (np.diff(percent) > 0).all() and rows.shape[2:] == percent.shape):
-        raise ValueError(
-            f"a row has a quantile for each percent, from 0 to 100, got {rows.shape} at {percent}"
-        )
-    if not ((np.diff(rows) >= 0).all() and 1 <= rows.min() <= rows.max() < 2**53):
-        raise ValueError("quantiles are lengths of at least 1 token that never fall")
-    return percent, rows
-
-
 def from_pairs(pairs: Iterable[Sequence[int]]) -> Workload:
     """A workload from (prompt, output) pairs; ValueError unless they are whole numbers.  Given."""
     pairs = [pair[:2] if isinstance(pair, Request) else pair for pair in pairs]
@@ -188,3 +118,18 @@ def from_pairs(pairs: Iterable[Sequence[int]]) -> Workload:
     if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
         raise ValueError(f"expected (prompt, output) pairs of whole numbers, got {pairs[:3]!r} ...")
     return Workload("pairs", *table.T)
+
+
+def block_keys(
+    ids: tuple[int, ...], prompt: int, block_size: int, hash_block_size: int = 512
+) -> list[tuple[int, int]]:
+    """The keys of a prompt's full blocks of `block_size`, from a trace's ids of its larger ones.
+
+    Part k of id i has key (i, k). Raises ValueError if the sizes do not divide.  Given.
+    """
+    if block_size < 1 or hash_block_size % block_size:
+        raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
+    if len(ids) < blocks_needed(prompt, hash_block_size):
+        raise ValueError(f"{len(ids)} ids of {hash_block_size} tokens for a prompt of {prompt}")
+    parts = hash_block_size // block_size
+    return [(ids[k // parts], k % parts) for k in range(prompt // block_size)]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from bookkit.contiguous import Buddy, FirstFit
 from labcore.admission import paged, reserve_limit, reserve_max, reserve_power_of_2
-from labcore.contiguous import Buddy, FirstFit
 from labcore.simulator import simulate
 
 

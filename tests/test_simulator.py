@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from bookkit.contiguous import Buddy, FirstFit
 from labcore.admission import (
     Limits,
     Policy,
@@ -30,7 +31,6 @@ from labcore.admission import (
     reserve_max,
     reserve_power_of_2,
 )
-from labcore.contiguous import Buddy, FirstFit
 from labcore.costs import ConstantStep, Costs, Recovery
 from labcore.jobs import Counts, Jobs
 from labcore.phases import PhaseLoop
@@ -522,7 +522,7 @@ def test_two_processes_with_different_hash_seeds_give_the_same_bytes():
     program = (
         "import dataclasses; from labcore.admission import *; "
         "from labcore.simulator import simulate; "
-        "from labcore.contiguous import Buddy, FirstFit; from labcore.workloads import draw; "
+        "from bookkit.contiguous import Buddy, FirstFit; from labcore.workloads import draw; "
         "few = draw('chat', 100); "
         "print([dataclasses.asdict(simulate(paged, few, 4096, victim=v, history=True))"
         " for v in (newest, fewest_generated)]); "

@@ -25,7 +25,7 @@ from distributed import Client, KilledWorker, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labcore.sweep import sweep
+from bookkit.sweep import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -229,7 +229,7 @@ def test_a_function_that_no_process_can_import_is_refused_at_once():
 @pytest.mark.parametrize("name", ["-c", "script.py"])
 def test_a_notebook_and_a_script_without_a_guard_are_told_what_to_do(tmp_path, name):
     """The __main__ of a notebook has no file, nor has that of `python -c`."""
-    text = "from labcore.sweep import sweep\ndef run(n): return n\nsweep({'n': [1]}, run)"
+    text = "from bookkit.sweep import sweep\ndef run(n): return n\nsweep({'n': [1]}, run)"
     (tmp_path / "script.py").write_text(text)
     command = [sys.executable, name, text]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -420,7 +420,7 @@ def test_an_interrupted_sweep_has_written_what_it_had_and_starts_nothing_more(tm
 
 def test_a_sweep_loads_neither_torch_nor_matplotlib_nor_dask():
     heavy = {"torch", "matplotlib", "triton", "numpy", "dask", "distributed"}
-    code = f"import sys, labcore.sweep; print(*sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, bookkit.sweep; print(*sorted({heavy} & set(sys.modules)))"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bookkit.contiguous import Buddy
+from bookkit.engine_log import read_engine_log
 from bookkit.trials import (
     CONTEXT,
     FIG_2,
@@ -29,10 +31,8 @@ from bookkit.trials import (
     verdict,
 )
 from labcore.admission import Limits, paged
-from labcore.contiguous import Buddy
 from labcore.costs import ConstantStep
 from labcore.simulator import simulate
-from labcore.traces import read_engine_log
 from labcore.workloads import Workload
 
 ROOT = Path(__file__).resolve().parent.parent

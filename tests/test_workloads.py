@@ -5,19 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from bookkit.quantiles import TABLES, draw_quantiles, quantiles
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.workloads import (
-    TABLES,
-    TOO_LONG,
-    Request,
-    Workload,
-    draw,
-    draw_log_normal,
-    draw_quantiles,
-    from_pairs,
-    quantiles,
-)
+from labcore.workloads import TOO_LONG, Request, Workload, draw, draw_log_normal, from_pairs
 
 REFERENCE_MEANS = {"chat": (217, 154), "long_prompt": (627, 47), "long_answer": (47, 359)}
 

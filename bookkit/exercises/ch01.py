@@ -5,7 +5,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from bookkit.check import Verdict, check, compare, expect
-from labcore.contiguous import FirstFit
+from bookkit.contiguous import FirstFit
 from labcore.workloads import draw_log_normal
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from bookkit.check import Verdict, check, each_guess, expect
+from bookkit.contiguous import Buddy
 from bookkit.trials import CONTEXT, MEANS, SLOTS
-from labcore.contiguous import Buddy
 from labcore.workloads import Workload
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from bookkit.check import Verdict, check, compare, each_guess, expect
+from bookkit.quantiles import draw_quantiles
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.workloads import Workload, draw_log_normal, draw_quantiles
+from labcore.workloads import Workload, draw_log_normal
 
 LONG = 16_384  # a context that nobody passes
 FIVE = [0, 50, 90, 99, 100]  # per cent

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bookkit.exercises.ch10b import FIVE, check_five, check_order, check_shuffled, check_tight
-from labcore.workloads import quantiles
+from bookkit.quantiles import quantiles
 
 TIGHT = [(5, 0.041), (5, 0.038), (10, 0.105), (5, 0.042)]
 

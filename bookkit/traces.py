@@ -1,4 +1,4 @@
-"""Reading request traces, CSV or JSON lines in the form of Azure's and Mooncake's, and engine logs.
+"""Reading request traces, CSV or JSON lines in the form of Azure's and Mooncake's.
 
 A row that is not what it should be stops the reading; one that is no request for us is counted.
 """
@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fileinput import FileInput
 from itertools import pairwise
@@ -43,7 +42,7 @@ def read_trace(
     if hash_block_size < 1:
         raise ValueError(f"a block of hashes stands for at least 1 token, got {hash_block_size}")
     requests, set_aside = [], {NO_OUTPUT: 0, TOO_LONG: 0}
-    for request in _rows(path, lambda row: _request(row, hash_block_size)):
+    for request in read_rows(path, lambda row: _request(row, hash_block_size)):
         _, prompt, output, _ = request
         if output == 0:
             set_aside[NO_OUTPUT] += 1
@@ -60,67 +59,8 @@ def read_trace(
     return Workload(Path(path).name, prompts, outputs, arrivals, prefix_ids, set_aside, notes)
 
 
-@dataclass(frozen=True, eq=False)
-class EngineLog:
-    """What a real engine did with the requests of `workload`, and how full it was each second.
-
-    One entry a request, in order of arrival: when it was `scheduled`, and its `first_token` and
-    `last_token` came, in seconds from the first arrival. One a row of the series: `seconds`,
-    requests `running` and `waiting`, and `kv_use`, the part of the cache in use, 0 to 1.  Given.
-    """
-
-    workload: Workload
-    scheduled: np.ndarray
-    first_token: np.ndarray
-    last_token: np.ndarray
-    seconds: np.ndarray
-    running: np.ndarray
-    waiting: np.ndarray
-    kv_use: np.ndarray
-
-
-def read_engine_log(path: str | Path) -> EngineLog:
-    """Read an engine's log: the requests at `path`, NAME_requests.jsonl, and the series beside it.
-
-    The clock of the requests' queued_ts, scheduled_ts, first_token_ts and last_token_ts is set by
-    the one that waits the least to be queued. Raises as `read_trace`.  Given.
-    """
-    path = Path(path)
-    series = path.with_name(path.name.replace("requests.jsonl", "timeseries.csv"))
-    if series == path:
-        raise TraceError(f"{path.name}: an engine's log is a NAME_requests.jsonl")
-    requests = sorted(_rows(path, _served), key=itemgetter(0))
-    by_second = list(_rows(series, _second))
-    for name, rows in ((path.name, requests), (series.name, by_second)):
-        if not rows:
-            raise TraceError(f"{name}: no rows")
-    for row, ((before, *_), (after, *_)) in enumerate(pairwise(by_second), 2):
-        if after <= before:
-            raise TraceError(f"{series.name}, row {row}: t = {after} comes after t = {before}")
-    arrivals, queued, *times, prompts, outputs = map(np.array, zip(*requests, strict=True))
-    zero = arrivals[0] + (queued - arrivals).min()
-    workload = Workload(path.name, prompts, outputs, arrivals - arrivals[0])
-    columns = map(np.array, zip(*by_second, strict=True))
-    return EngineLog(workload, *(time - zero for time in times), *columns)
-
-
-def block_keys(
-    ids: tuple[int, ...], prompt: int, block_size: int, hash_block_size: int = 512
-) -> list[tuple[int, int]]:
-    """The keys of a prompt's full blocks of `block_size`, from a trace's ids of its larger ones.
-
-    Part k of id i has key (i, k). Raises ValueError if the sizes do not divide.  Given.
-    """
-    if block_size < 1 or hash_block_size % block_size:
-        raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
-    if len(ids) < blocks_needed(prompt, hash_block_size):
-        raise ValueError(f"{len(ids)} ids of {hash_block_size} tokens for a prompt of {prompt}")
-    parts = hash_block_size // block_size
-    return [(ids[k // parts], k % parts) for k in range(prompt // block_size)]
-
-
-def _rows(path: str | Path, parse: Callable) -> Iterator:
-    """What `parse` makes of each row of a .csv or .jsonl file; TraceError where it raises."""
+def read_rows(path: str | Path, parse: Callable) -> Iterator:
+    """What `parse` makes of each row of a .csv or .jsonl file; else TraceError. Given."""
     path = Path(path)
     if path.suffix not in (".csv", ".jsonl"):
         raise TraceError(f"{path.name}: a trace is a .csv or a .jsonl file")
@@ -142,8 +82,8 @@ def _rows(path: str | Path, parse: Callable) -> Iterator:
             raise TraceError(f"{path.name}, line {lines.lineno()}: {reason}") from None
 
 
-def _field(row: dict, column: str, parse: Callable, *args):
-    """What `parse` makes of one column of a row; its errors name the column."""
+def read_field(row: dict, column: str, parse: Callable, *args):
+    """What `parse` makes of one column of a row; its errors name the column. Given."""
     if column not in row:
         raise ValueError(f"no column {column!r}, only {', '.join(row)}")
     try:
@@ -152,44 +92,15 @@ def _field(row: dict, column: str, parse: Callable, *args):
         raise ValueError(f"{column}: {error}") from None
 
 
-def _served(row: dict) -> tuple[float, float, float, float, float, int, int]:
-    """(arrival, queued, scheduled, first and last token, prompt, output) of a request."""
-    columns = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
-    times = [_field(row, column, _number) for column in columns]
-    if times != sorted(times):
-        raise ValueError(f"{', '.join(columns)} are in this order of time, got {times}")
-    lengths = [_field(row, column, _tokens, 1) for column in ("input_toks", "output_toks")]
-    return _field(row, "arrival_time", _number), *times, *lengths
-
-
-def _second(row: dict) -> tuple[float, int, int, float]:
-    """(t, running, waiting, part of the cache in use) of a row of the series."""
-    running, waiting = (_field(row, column, _tokens, 0) for column in ("running", "waiting"))
-    used = _field(row, "kv_cache_pct", _number)
-    if used > 100:
-        raise ValueError(f"a cache is at most 100% full, got {used}")
-    return _field(row, "t", _number), running, waiting, used / 100
-
-
-def _number(value: str | float) -> float:
-    try:
-        number = -1 if isinstance(value, bool) else float(value)
-    except (ValueError, TypeError):
-        number = -1
-    if not 0 <= number < math.inf:
-        raise ValueError(f"expected a number, at least 0, got {value!r}")
-    return number
-
-
 def _request(row: dict, hash_block_size: int) -> tuple[int, int, int, tuple | None]:
     """(arrival in ticks, prompt, output, ids of the prompt's blocks or None) of one row."""
     names, ticks = (AZURE, _ticks) if AZURE[0] in row else (MOONCAKE, _ticks_of_ms)
     if names[0] not in row:
         raise ValueError(f"no column {AZURE[0]!r} or {MOONCAKE[0]!r}, only {', '.join(row)}")
     when, prompt, output = names
-    prompt, output = _field(row, prompt, _tokens, 1), _field(row, output, _tokens, 0)
+    prompt, output = read_field(row, prompt, whole, 1), read_field(row, output, whole, 0)
     ids = _hash_ids(row.get("hash_ids"), prompt, hash_block_size)
-    return _field(row, when, ticks), prompt, output, ids
+    return read_field(row, when, ticks), prompt, output, ids
 
 
 def _ticks(when: str) -> int:
@@ -222,7 +133,8 @@ def _hash_ids(ids: list | None, prompt: int, hash_block_size: int) -> tuple[int,
     return tuple(ids)
 
 
-def _tokens(value: str | int, least: int) -> int:
+def whole(value: str | int, least: int) -> int:
+    """A whole number, at least `least`, as a trace writes it. Raises ValueError. Given."""
     digits = str(value).strip()
     if not (digits.isascii() and digits.isdigit()) or not least <= int(digits) < 2**62:
         raise ValueError(f"expected a whole number, at least {least}, got {value!r}")
