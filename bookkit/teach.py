@@ -4,7 +4,8 @@ import ast
 import inspect
 import linecache
 import os
-import shutil
+import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -14,16 +15,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType
 
+NVIDIA_DEVICE = Path("/dev/nvidiactl")
 WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def start(release: str) -> None:
-    """Prepare a chapter: check the installed labcore, shorten tracebacks, choose Triton's mode.
+    """Prepare a chapter: check the installed labcore, choose Triton's mode, print what it runs on.
 
     Call it before anything imports Triton: `@triton.jit` looks at TRITON_INTERPRET once, when it
     decorates, and where torch can use no NVIDIA GPU kernels run only in the interpreter. A value
-    that is already set stays. Raises ImportError if labcore is not of this `release`: "0.1"
-    accepts 0.1.3 and not 0.10.  Given.
+    that is already set stays. Raises ImportError if labcore is not of this `release`: "1.0"
+    accepts 1.0.3 and not 1.01.  Given.
     """
     installed = import_module("labcore").__version__
     if not f"{installed}.".startswith(f"{release}."):
@@ -32,16 +34,25 @@ def start(release: str) -> None:
         )
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
         shell.InteractiveTB.set_mode(mode="Minimal")  # what %xmode Minimal does, but in silence
-    if not _can_use_a_gpu():
+    gpu = _find_gpu()
+    if not gpu:
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    used = [f"labcore {installed}", f"Python {sys.version_info.major}.{sys.version_info.minor}"]
+    with suppress(PackageNotFoundError):
+        used.append(f"torch {version('torch')}")
+    print(f"Runs on {', '.join(used)}; {gpu or 'no GPU'}")
 
 
-def _can_use_a_gpu() -> bool:
-    """Whether there is an NVIDIA driver, and a torch that can use it, without importing torch."""
+def _find_gpu() -> str | None:
+    """The name of an NVIDIA GPU that torch can use, without importing torch; None without one."""
     with suppress(PackageNotFoundError):
         if "+cpu" in version("torch"):
-            return False
-    return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
+            return None
+    with suppress(OSError, subprocess.SubprocessError):
+        tool = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+        name = re.match(r"GPU 0: (.*?)(?: \(UUID|$)", tool.stdout)
+        return name[1] if name else None  # a driver may be there, and no card
+    return "an NVIDIA GPU" if NVIDIA_DEVICE.exists() else None
 
 
 def table(head: Sequence, rows: Iterable[Sequence]):

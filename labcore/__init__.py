@@ -20,4 +20,4 @@ Importing `labcore` itself loads nothing else. `blocks` and `capacity` need only
 most.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

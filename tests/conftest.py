@@ -6,7 +6,7 @@ from bookkit import teach
 
 os.environ["TQDM_DISABLE"] = "1"  # a bar after five seconds would be an output of a slow machine
 os.environ.pop("LABCORE_STATIC", None)  # set while the book is built; here explorers are live
-teach.start("0.1")  # as in a chapter's first cell: Triton's interpreter where there is no GPU
+teach.start("1.0")  # as in a chapter's first cell: Triton's interpreter where there is no GPU
 # The files that take longest, so that at the end no core waits for the other one.
 FIRST = ["build", "compile", "kernel", "other_model", "engine", "browser", "decode", "benchmarks"]
 collect_ignore = ["test_kernel_on_gpu.py"] if os.environ.get("TRITON_INTERPRET") == "1" else []

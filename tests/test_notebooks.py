@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError:  # a bare runtime: install the folder that this notebook came with
     %pip install --quiet ..
     from bookkit import teach
-teach.start("0.1")"""
+teach.start("1.0")"""
 NOT_COMPARED = {"nbval-ignore-output", "nbval-skip", "raises-exception"}
 HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 MIN_COMPARED = 10

@@ -44,26 +44,55 @@ def test_one_digit_is_not_taken_for_two(monkeypatch):
         teach.start("0.1")
 
 
-@pytest.mark.parametrize(("driver", "expected"), [(False, "1"), (True, None)])
-def test_triton_interprets_only_where_there_is_no_driver(driver, expected, monkeypatch):
+@pytest.mark.parametrize(("gpu", "expected"), [(None, "1"), ("NVIDIA T4", None)])
+def test_triton_interprets_only_where_there_is_no_gpu(gpu, expected, monkeypatch, capsys):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(teach, "_can_use_a_gpu", lambda: driver)
+    monkeypatch.setattr(teach, "_find_gpu", lambda: gpu)
     teach.start(labcore.__version__)
     assert os.environ.get("TRITON_INTERPRET") == expected
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"Runs on labcore {labcore.__version__}, Python 3.")
+    assert line.endswith(gpu or "; no GPU")
 
 
-@pytest.mark.parametrize(("torch", "expected"), [("2.13.0+cpu", "1"), ("2.13.0", None)])
-def test_triton_interprets_beside_a_torch_that_knows_no_gpu(torch, expected, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+LISTED = "GPU 0: Tesla T4 (UUID: GPU-1b2c)\nGPU 1: Tesla T4 (UUID: GPU-3d4e)\n"
+
+
+@pytest.mark.parametrize(
+    ("torch", "script", "expected"),
+    [
+        ("2.13.0+cpu", f"printf '{LISTED}'", None),
+        ("2.13.0", f"printf '{LISTED}'", "Tesla T4"),
+        ("2.13.0", "echo NVIDIA-SMI has failed; exit 9", None),  # a driver and no card
+        ("2.13.0", "echo No devices found", None),
+        ("2.13.0", None, None),
+    ],
+)
+def test_a_gpu_is_one_that_torch_and_the_driver_both_know(
+    torch, script, expected, monkeypatch, tmp_path
+):
+    if script:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(teach, "version", lambda package: torch)
-    monkeypatch.setattr(teach.shutil, "which", lambda name: f"/usr/bin/{name}")
-    teach.start(labcore.__version__)
-    assert os.environ.get("TRITON_INTERPRET") == expected
+    monkeypatch.setattr(teach, "NVIDIA_DEVICE", tmp_path / "nvidiactl")
+    assert teach._find_gpu() == expected
+
+
+def test_a_container_without_the_tool_has_the_device_all_the_same(monkeypatch, tmp_path):
+    device = tmp_path / "nvidiactl"
+    device.touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(teach, "version", lambda package: "2.13.0")
+    monkeypatch.setattr(teach, "NVIDIA_DEVICE", device)
+    assert teach._find_gpu() == "an NVIDIA GPU"
 
 
 def test_a_choice_already_made_stays(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(teach, "_can_use_a_gpu", lambda: False)
+    monkeypatch.setattr(teach, "_find_gpu", lambda: None)
     teach.start(labcore.__version__)
     assert os.environ["TRITON_INTERPRET"] == "0"
 
@@ -75,7 +104,7 @@ def run(*arguments: str) -> str:
 
 
 def test_teach_loads_neither_torch_nor_triton_nor_ipython():
-    code = "import sys, bookkit.teach as t; t.start('0'); print(sorted(sys.modules))"
+    code = "import sys, bookkit.teach as t; t.start('1'); print(sorted(sys.modules))"
     loaded = run("-c", code)
     assert "'bookkit.teach'" in loaded
     assert not [name for name in ("torch", "triton", "IPython", "numpy") if f"'{name}'" in loaded]
@@ -86,7 +115,7 @@ from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance(colors='nocolor')
 def run(cell):
     shell.run_cell(cell, store_history=True)
-run("from bookkit.teach import start, same_code; start('0')")
+run("from bookkit.teach import start, same_code; start('1')")
 run("class A:\\n    def f(self): return 1")
 run("class A:\\n    def f(self): return 2  # newer")
 run("print(same_code(A, 'class A:\\\\n  def f(self): return 2'))")
