@@ -13,10 +13,12 @@ from fileinput import FileInput
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from labcore.blocks import blocks_needed
+from labcore.blocks import BlockTables, blocks_needed
+from labcore.prefix import PrefixCache
 from labcore.workloads import TOO_LONG, Workload
 
 # arrival, prompt, output: the names of the columns in the traces that this module knows
@@ -57,6 +59,58 @@ def read_trace(
     arrivals = np.array([(tick - ticks[0]) / TICKS for tick in ticks])
     prefix_ids = ids if requests and None not in ids else None
     return Workload(Path(path).name, prompts, outputs, arrivals, prefix_ids, set_aside, notes)
+
+
+def block_keys(
+    ids: tuple[int, ...], prompt: int, block_size: int, hash_block_size: int = 512
+) -> list[tuple[int, int]]:
+    """The keys of a prompt's full blocks of `block_size`, from a trace's ids of its larger ones.
+
+    Part k of id i has key (i, k). Raises ValueError if the sizes do not divide.  Given.
+    """
+    if block_size < 1 or hash_block_size % block_size:
+        raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
+    if len(ids) < blocks_needed(prompt, hash_block_size):
+        raise ValueError(f"{len(ids)} ids of {hash_block_size} tokens for a prompt of {prompt}")
+    parts = hash_block_size // block_size
+    return [(ids[k // parts], k % parts) for k in range(prompt // block_size)]
+
+
+class HitRate(NamedTuple):
+    """How many of the blocks that prompts asked for were cached. Built in: ch09b"""
+
+    hits: int
+    queries: int
+    block_size: int
+
+    def __str__(self) -> str:
+        if not self.queries:
+            return "not known from this trace"
+        asked = f"{self.hits:,} of {self.queries:,} blocks of {self.block_size} tokens"
+        return f"{self.hits / self.queries:.1%}: {asked}; only full ones are shared"
+
+
+def replay(
+    workload: Workload,
+    num_blocks: int | None = None,
+    block_size: int = 16,
+    hash_block_size: int = 512,
+) -> HitRate:
+    """The prefix hit rate of a trace's prompts, one after another, in a pool of `num_blocks`.
+
+    None is a pool that never evicts. Each id of the trace stands for `hash_block_size` tokens. Left
+    out: answers, and prompts that overlap in time. Raises ValueError, OutOfBlocks.  Built in: ch09b
+    """
+    needed = [blocks_needed(prompt, block_size) for prompt in workload.prompts.tolist()]
+    cache = PrefixCache(max(1, sum(needed)) if num_blocks is None else num_blocks)
+    tables = BlockTables(cache, 1)  # a block of ours is one token here: the block's key
+    for i, ids in enumerate(workload.prefix_ids or ()):
+        keys = block_keys(ids, int(workload.prompts[i]), block_size, hash_block_size)
+        rest = [None] * (needed[i] - len(keys))  # a block that is not full has no key
+        tables.append(i, needed[i] - cache.adopt(tables, i, keys + rest))
+        cache.publish(tables, i, keys)
+        tables.drop(i)
+    return HitRate(cache.hits, cache.queries, block_size)
 
 
 def read_rows(path: str | Path, parse: Callable) -> Iterator:

@@ -1,6 +1,4 @@
-"""The small package that the chapters of *Paged Attention, Block by Block* build, piece by piece.
-
-Import what you need from its modules, in the order in which the book builds them::
+"""What the chapters of *Paged Attention, Block by Block* build, in their order::
 
     from labcore.blocks import BlockAllocator, BlockTables       # chapters 2 and 3
     from labcore.gpt2 import load_gpt2                           # chapter 4
@@ -15,9 +13,8 @@ Import what you need from its modules, in the order in which the book builds the
     from labcore.prefix import PrefixCache                       # chapter 9b
     from labcore.capacity import Plan, read_kv_shape             # chapter 11
 
-Importing `labcore` itself loads nothing else. `blocks` and `capacity` need only Python; `gpt2`,
-`attention`, `caches`, `decode`, `beams`, `swap` and `engine` need torch; the rest needs NumPy at
-most.
+Importing `labcore` loads none of these. Up to `decode`, `blocks` apart, they need torch, and so do
+`engine`, `swap` and `beams`; the others need NumPy at most.
 """
 
 __version__ = "1.0.0"

@@ -72,13 +72,11 @@ def beam_search(
     counts the end-of-text token, which `tokens` leaves out. Of each step's 2 num_beams best
     continuations, those among the first num_beams that end are answers, and the first num_beams
     that do not end live on. It stops when none of these could still beat the worst of num_beams
-    answers, whatever the rest of its tokens: stopping early changes no result. This is
-    transformers' `early_stopping="never"`. One beam is `greedy` if length_penalty is 0.
+    answers: transformers' `early_stopping="never"`. One beam is `greedy` if length_penalty is 0.
 
-    After n tokens are stored at most group_blocks(len(prompt), n, num_beams, block_size) blocks are
-    in use, and all are free at the end, or after an error; other sequences stay, also those that
-    came meanwhile. Raises as `generate`, and ValueError for no prompt, no beams, no new tokens or a
-    length_penalty beyond 50 either way, where powers of a length leave float64. Built in: ch09a
+    With n tokens stored at most group_blocks(len(prompt), n, num_beams, block_size) blocks are in
+    use; at the end, or after an error, none. Raises as `generate`, and ValueError for no prompt, no
+    beams, no new tokens or a length_penalty beyond 50, where powers leave float64. Built in: ch09a
     """
     prompt, num_beams, max_new_tokens = _checked(model, prompt, num_beams, max_new_tokens)
     length_penalty = float(length_penalty)

@@ -162,32 +162,36 @@ def generate(
     attention = find_attention(attention, kv)
     answers = [[] for _ in prompts for _ in range(samples)]
     rows = {object(): row for row in range(len(answers))}  # seq_id: row, of those that go on
-    firsts = list(rows)[::samples]  # the first row of each prompt
     try:
-        for seq_id in firsts:
-            kv.tables.add(seq_id)
-        logits = prefill_packed(model, kv, dict(zip(firsts, prompts, strict=True)))
-        logits = logits.repeat_interleave(samples, 0)
-        for seq_id, row in rows.items():
-            if row % samples:
-                kv.tables.fork(firsts[row // samples], seq_id)
+        logits = _prefill_samples(model, kv, prompts, list(rows), samples)
         for step in trange(max_new_tokens, unit="step", delay=5, leave=False):
-            chosen = choose(logits, list(rows.values()), step)
-            newest = dict(zip(rows, map(index, chosen), strict=True))
-            check_vocabulary(newest.values(), model.config.vocab_size)
-            for seq_id, token in newest.items():
+            tokens = list(map(index, choose(logits, list(rows.values()), step)))
+            check_vocabulary(tokens, model.config.vocab_size)
+            for (seq_id, row), token in zip(list(rows.items()), tokens, strict=True):
                 if token == model.config.eos_token_id:
                     kv.tables.drop(seq_id)
                     del rows[seq_id]
                 else:
-                    answers[rows[seq_id]].append(token)
+                    answers[row].append(token)
             if not rows or step == max_new_tokens - 1:
                 break
-            tokens = [newest[seq_id] for seq_id in rows]
-            logits = forward_paged_decode(model, kv, rows, tokens, attention)
+            newest = [answers[row][-1] for row in rows.values()]
+            logits = forward_paged_decode(model, kv, rows, newest, attention)
     finally:
         drop_left(kv.tables, rows)
     return answers
+
+
+def _prefill_samples(model, kv, prompts, seq_ids, samples):
+    """Compute each prompt once, and fork it for its other samples: logits [rows, vocab_size]."""
+    firsts = seq_ids[::samples]
+    for seq_id in firsts:
+        kv.tables.add(seq_id)
+    logits = prefill_packed(model, kv, dict(zip(firsts, prompts, strict=True)))
+    for row, seq_id in enumerate(seq_ids):
+        if row % samples:
+            kv.tables.fork(firsts[row // samples], seq_id)
+    return logits.repeat_interleave(samples, 0)
 
 
 def drop_left(tables: BlockTables, seq_ids: Collection[Hashable]) -> None:

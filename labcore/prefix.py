@@ -13,10 +13,8 @@ of its `PagedKV` is one; there is no other switch::
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain, count
-from typing import NamedTuple
 
-from labcore.blocks import BlockAllocator, BlockTables, blocks_needed
-from labcore.workloads import Workload, block_keys
+from labcore.blocks import BlockAllocator, BlockTables
 
 ROOT = 0  # the node before every first block
 
@@ -171,40 +169,3 @@ def known_in_use(tables: BlockTables, tokens: Sequence[Hashable]) -> int:
     pool = tables.allocator
     found = pool.match(tables, tokens) if isinstance(pool, PrefixCache) else []
     return sum(pool.ref_count(block_id) > 0 for block_id in found)
-
-
-class HitRate(NamedTuple):
-    """How many of the blocks that prompts asked for were cached. Built in: ch09b"""
-
-    hits: int
-    queries: int
-    block_size: int
-
-    def __str__(self) -> str:
-        if not self.queries:
-            return "not known from this trace"
-        asked = f"{self.hits:,} of {self.queries:,} blocks of {self.block_size} tokens"
-        return f"{self.hits / self.queries:.1%}: {asked}; only full ones are shared"
-
-
-def replay(
-    workload: Workload,
-    num_blocks: int | None = None,
-    block_size: int = 16,
-    hash_block_size: int = 512,
-) -> HitRate:
-    """The prefix hit rate of a trace's prompts, one after another, in a pool of `num_blocks`.
-
-    None is a pool that never evicts. Each id of the trace stands for `hash_block_size` tokens. Left
-    out: answers, and prompts that overlap in time. Raises ValueError, OutOfBlocks.  Built in: ch09b
-    """
-    needed = [blocks_needed(prompt, block_size) for prompt in workload.prompts.tolist()]
-    cache = PrefixCache(max(1, sum(needed)) if num_blocks is None else num_blocks)
-    tables = BlockTables(cache, 1)  # a block of ours is one token here: the block's key
-    for i, ids in enumerate(workload.prefix_ids or ()):
-        keys = block_keys(ids, int(workload.prompts[i]), block_size, hash_block_size)
-        rest = [None] * (needed[i] - len(keys))  # a block that is not full has no key
-        tables.append(i, needed[i] - cache.adopt(tables, i, keys + rest))
-        cache.publish(tables, i, keys)
-        tables.drop(i)
-    return HitRate(cache.hits, cache.queries, block_size)

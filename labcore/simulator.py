@@ -94,8 +94,10 @@ def simulate(
         workload = from_pairs(workload)
     _check(policy, limits, recompute_steps, samples, memory)
     jobs, refusals = _submit_all(policy, workload, limits, declared, samples, memory)
+    if arrivals and workload.arrivals is None:
+        raise ValueError(f"nothing is known of the arrivals of {workload.name}")
     if arrivals:
-        jobs = replace(jobs, arrivals=_arrivals(workload))
+        jobs = replace(jobs, arrivals=workload.arrivals.tolist())
     counts = Counts(history=History() if history else None)
     if victim is not newest or policy.admits or arrivals or samples > 1 or memory or costs:
         region = memory and memory(limits.num_blocks * limits.block_size)
@@ -137,20 +139,6 @@ def _check(policy, limits, recompute_steps, samples, memory):
         raise ValueError(f"samples is a whole number, at least 1, got {samples!r}")
     if samples > 1 and not policy.grows:
         raise ValueError(f"under {policy.name}, {samples} samples cannot share blocks")
-
-
-def _arrivals(workload):
-    """The seconds at which requests come."""
-    if workload.arrivals is None:
-        raise ValueError(f"nothing is known of the arrivals of {workload.name}")
-    arrivals = np.asarray(workload.arrivals, dtype=float)
-    if arrivals.shape != (len(workload),):
-        raise ValueError(f"{arrivals.size} arrivals for {len(workload)} requests")
-    wrong = ~(np.isfinite(arrivals) & (np.diff(arrivals, prepend=0.0) >= 0))
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise ValueError(f"arrivals are in order and from 0 on, request {i} comes at {arrivals[i]}")
-    return arrivals.tolist()
 
 
 def _declared(declared, num_requests):

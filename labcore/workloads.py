@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labcore.blocks import blocks_needed
-
 #: Why a request is set aside.  Given.
 TOO_LONG = "longer than the context"
 
@@ -52,6 +50,17 @@ class Workload:
                 i = int(np.argmin(lengths))
                 raise ValueError(f"request {i}: {kind} of {lengths[i]} tokens, below 1")
             object.__setattr__(self, f"{kind}s", lengths)
+        if self.arrivals is None:
+            return
+        arrivals = np.asarray(self.arrivals, dtype=float)
+        if arrivals.shape != (len(self),):
+            raise ValueError(f"{arrivals.size} arrivals for {len(self)} requests")
+        wrong = ~(np.isfinite(arrivals) & (np.diff(arrivals, prepend=0.0) >= 0))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            came = arrivals[i]
+            raise ValueError(f"arrivals are in order and from 0 on, request {i} comes at {came}")
+        object.__setattr__(self, "arrivals", arrivals)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -118,18 +127,3 @@ def from_pairs(pairs: Iterable[Sequence[int]]) -> Workload:
     if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
         raise ValueError(f"expected (prompt, output) pairs of whole numbers, got {pairs[:3]!r} ...")
     return Workload("pairs", *table.T)
-
-
-def block_keys(
-    ids: tuple[int, ...], prompt: int, block_size: int, hash_block_size: int = 512
-) -> list[tuple[int, int]]:
-    """The keys of a prompt's full blocks of `block_size`, from a trace's ids of its larger ones.
-
-    Part k of id i has key (i, k). Raises ValueError if the sizes do not divide.  Given.
-    """
-    if block_size < 1 or hash_block_size % block_size:
-        raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
-    if len(ids) < blocks_needed(prompt, hash_block_size):
-        raise ValueError(f"{len(ids)} ids of {hash_block_size} tokens for a prompt of {prompt}")
-    parts = hash_block_size // block_size
-    return [(ids[k // parts], k % parts) for k in range(prompt // block_size)]

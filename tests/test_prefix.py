@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bookkit.traces import read_trace
+from bookkit.traces import HitRate, read_trace, replay
 from labcore.blocks import BlockAllocator, BlockTables, DoubleFree, OutOfBlocks, UnknownBlock
-from labcore.prefix import HitRate, PrefixCache, full_blocks, replay
+from labcore.prefix import PrefixCache, full_blocks
 from labcore.workloads import Workload, from_pairs
 
 STRANGE = iter(range(10**6, 10**9))  # tokens that nobody has used

@@ -11,10 +11,9 @@ import pytest
 
 from bookkit.engine_log import read_engine_log
 from bookkit.quantiles import TABLES, draw_quantiles, quantiles
-from bookkit.traces import NO_OUTPUT, TOO_LONG, TraceError, read_trace
+from bookkit.traces import NO_OUTPUT, TOO_LONG, TraceError, block_keys, read_trace
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.workloads import block_keys
 
 BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "traces.py"
 spec = importlib.util.spec_from_file_location("benchmark_traces", BENCHMARK)
