@@ -54,6 +54,11 @@ def read_in_parallel(app, config) -> None:
         app.extensions[name].parallel_read_safe = True
 
 
+def deal_evenly(app, env, docnames) -> None:
+    """Sphinx cuts the list into two or three: in order of name, chapters would lie in one part."""
+    docnames[:] = docnames[::2] + docnames[1::2]
+
+
 def set_buttons(app, config) -> None:
     """Point all buttons at the repository, or have none. Jupyter Book's default is its own."""
     repository = config.labbook_repository.rstrip("/")
@@ -129,6 +134,7 @@ def setup(app) -> dict:
     hooks = (set_execution_cache, read_in_parallel, set_buttons, set_local_mathjax, take_out_thebe)
     for hook in hooks:
         app.connect("config-inited", hook, priority=100)
+    app.connect("env-before-read-docs", deal_evenly)
     app.connect("html-page-context", offer_twin, priority=490)  # before the theme adds its buttons
     app.connect("build-finished", finish)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
