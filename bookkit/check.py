@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 NOTHING = "there is nothing here yet."
 
@@ -51,7 +52,7 @@ def compare(guess: float | None, answer: float, within: float, why: str) -> Verd
     """
     if guess is None:
         return Verdict(False, NOTHING)
-    if isinstance(guess, bool) or not isinstance(guess, int | float) or math.isnan(guess):
+    if isinstance(guess, bool) or not isinstance(guess, Real) or math.isnan(guess):
         return Verdict(False, f"a number is asked for, got {guess!r}.")
     if abs(guess - answer) <= within:
         return Verdict(True, why)
@@ -64,6 +65,7 @@ def each_guess(
     """`compare` for some numbers at once; `answers` is {case: (answer, within)}.  Given."""
 
     def test(numbers):
+        numbers = numbers.tolist() if hasattr(numbers, "tolist") else numbers  # of NumPy
         asked = f"{len(answers)} numbers in a list are asked for, got {numbers!r:.60}."
         assert isinstance(numbers, list | tuple) and len(numbers) == len(answers), asked
         for number, (case, (answer, within)) in zip(numbers, answers.items(), strict=True):

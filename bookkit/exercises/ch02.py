@@ -1,5 +1,6 @@
 """Checks of chapter 2: the allocator."""
 
+from collections import deque
 from collections.abc import Callable
 
 from bookkit.check import Verdict, check, expect
@@ -20,7 +21,7 @@ def check_ids(guess: list[int] | None) -> Verdict:
             i for i, (mine, right) in enumerate(zip(ids, answer, strict=False)) if mine != right
         ]
         assert len(ids) == 4, f"four ids are asked for, got {len(ids)}."
-        assert not wrong, f"the first {wrong[0]} are right; then another block lies on top."
+        assert not wrong, f"after {answer[: wrong[0]] or 'the frees'} another block lies on top."
 
     return check(guess, test, "last in, first out, and a list is freed in its own order.")
 
@@ -31,18 +32,25 @@ def check_queue(allocator: type | None) -> Verdict:
     def test(kind):
         pool = kind(8)
         expect(prompt := pool.allocate_many(3), [0, 1, 2], "the first three of eight blocks")
+        expect(type(pool._free_ids), deque, "the type of `_free_ids`")
         pool.free_many(prompt)
         expect(pool.allocate_many(3), [3, 4, 5], "three were freed, five are older")
         expect(pool.allocate(), 6, "one more, by `allocate`")
-        try:
-            pool.allocate_many(5)
-        except OutOfBlocks:
-            pass
-        else:
-            raise AssertionError("`allocate_many(5)` with four free: expected OutOfBlocks.")
-        expect(pool.num_free, 4, "after a call that was refused, free blocks")
-        expect(pool.allocate_many(4), [7, 0, 1, 2], "what the refused call left")
+        refuses(pool, "allocate_many", 5, OutOfBlocks)
+        refuses(pool, "allocate_many", -1, ValueError)
+        expect(pool.allocate_many(4), [7, 0, 1, 2], "what the refused calls left")
+        refuses(pool, "allocate", None, OutOfBlocks)
         pool.check_invariants()
+
+    def refuses(pool, name, n, error):
+        call, free = f"{name}({'' if n is None else n})", pool.num_free
+        try:
+            found = getattr(pool, name)(*[] if n is None else [n])
+        except Exception as raised:
+            found = raised
+        right = isinstance(found, error)
+        assert right, f"{call} with {free} free: expected {error.__name__}, got {found!r}."
+        expect(pool.num_free, free, f"after {call} was refused, free blocks")
 
     return check(allocator, test, "oldest first, all or nothing, and the invariants hold.")
 
@@ -78,6 +86,18 @@ class FreesShared(BlockAllocator):
             self._free_ids.append(block_id)
 
 
+class HoldsAnyway(BlockAllocator):
+    """A refused retain counts.  Given."""
+
+    def retain(self, block_id):
+        """Add a holder; where there was none, complain, and keep it."""
+        try:
+            super().retain(block_id)
+        except (DoubleFree, UnknownBlock):
+            self._ref_counts[block_id] = 1
+            raise
+
+
 class Silent(BlockAllocator):
     """A second free is refused without a word.  Given."""
 
@@ -101,6 +121,7 @@ def check_shortest(search: Callable | None) -> Verdict:
             "free_many([0, 0])": lambda: pool.free_many([0, 0]),
         }
         for name in names:
+            assert name in calls, f"{name!r} is no name in CALLS."
             try:
                 calls[name]()
             except (OutOfBlocks, DoubleFree, UnknownBlock):
@@ -112,16 +133,21 @@ def check_shortest(search: Callable | None) -> Verdict:
         return False
 
     def test(search):
-        shortest = {StartsAtZero: 1, Unchecked: 1, FreesShared: 3, Silent: None}
+        shortest = {StartsAtZero: 1, Unchecked: 1, HoldsAnyway: 1, FreesShared: 3, Silent: None}
         for kind, length in shortest.items():
             what, names = kind.__doc__.split(".")[0].lower(), search(kind)
             if length is None or names is None:
-                expect(names, length and f"{length} calls", f"where {what}")
+                assert names == length, f"where {what}: expected {_calls(length)}, got {names!r}."
                 continue
             assert objects(kind, names), f"where {what}: the invariants hold after {names}."
             expect(len(names), length, f"where {what}, the number of calls")
 
-    return check(search, test, "four other allocators, one of them without a broken state.")
+    return check(search, test, "five other allocators, one of them without a broken state.")
+
+
+def _calls(length: int | None) -> str:
+    """How many calls a list should have, in words."""
+    return "None" if length is None else f"a list of {length} {'call' if length == 1 else 'calls'}"
 
 
 def check_invariant(invariant: Callable | None) -> Verdict:

@@ -1,6 +1,7 @@
 """Checks of chapter 4: the model, and the caches everyone starts with."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -21,27 +22,29 @@ def check_even_batch(guess: float | None) -> Verdict:
     layer = 12 * width**2 + 13 * width
     weights = layers * layer + (50_257 + 1_024 + 2) * width
     answer = weights / (2 * layers * width * 1_024)
-    return compare(guess, answer, 1, f"{answer:.1f}: the ratio grows with the width.")
+    return compare(guess, answer, 1.5, f"{answer:.1f}: the ratio grows with the width.")
 
 
 def check_doubling(cache: type | None) -> Verdict:
     """Exercise 2: a cache whose buffers double, to the least power of two that suffices.  Given."""
     tried = "rooms from 1 to 16, a step done twice, foreign numbers past the end, every copy."
-    return check(cache, lambda kind: [_grow(kind, prompt) for prompt in (1, 3, 4, 5)], tried)
+    starts = [1], [3], [4], [5], [1, 6], [3, 6]
+    return check(cache, lambda kind: [_grow(kind, stops) for stops in starts], tried)
 
 
-def _grow(kind: type, prompt: int) -> None:
-    """Try a cache with a prompt, then single tokens, to 16; a token's first try is given up."""
-    torch.manual_seed(prompt)
+def _grow(kind: type, stops: list[int]) -> None:
+    """Try a cache with some tokens at once, then singly, to 16; a step's first try is given up."""
+    torch.manual_seed(stops[0])
     cache, end, copied = kind(SMALL), 0, 0
     q, k, v = torch.randn(3, SMALL.n_layer, 2, 16, 2, 4, dtype=torch.float64)
-    for start, end in [(0, prompt), *((n, n + 1) for n in range(prompt, 16))]:
-        case = f"a prompt of {prompt}, then to token {end}"
+    for start, end in pairwise([0, *stops, *range(stops[-1] + 1, 17)]):
+        case = f"a prompt of {stops[0]}, then from {start} to {end} tokens"
         room = 1 << (end - 1).bit_length()
         copied += 2 * SMALL.n_layer * start * (start > 0 and room > 1 << (start - 1).bit_length())
-        cache.attend(0, *(10 + x[0, :, start:end] for x in (q, k, v)))  # and the plug is pulled
+        new = [x[:, :, start:end] for x in (q, k, v)]
+        _attend(cache, 0, [10 + x[0] for x in new], case)  # and the plug is pulled
         for layer in range(SMALL.n_layer):
-            out = cache.attend(layer, *(x[layer, :, start:end] for x in (q, k, v)))
+            out = _attend(cache, layer, [x[layer] for x in new], case)
             wanted = causal_attention(q[layer, :, start:end], k[layer, :, :end], v[layer, :, :end])
             assert torch.allclose(out, wanted, atol=1e-9), f"{case}: another result than dense."
             for buffers in (cache.keys, cache.values):
@@ -49,6 +52,16 @@ def _grow(kind: type, prompt: int) -> None:
                 buffers[layer][:, end:] = torch.nan
         cache.num_tokens = end
         expect(cache.copied, copied, f"{case}: tokens copied, in keys and values of two layers")
+
+
+def _attend(cache, layer: int, new: list[torch.Tensor], case: str) -> torch.Tensor:
+    """What `attend` returns; what it raises is told with the case."""
+    try:
+        return cache.attend(layer, *new)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{case}: it raises {type(error).__name__}: {error}") from error
 
 
 def check_off_by_one(forward: Callable | None) -> Verdict:
@@ -73,9 +86,9 @@ def check_off_by_one(forward: Callable | None) -> Verdict:
                 assert _same(logits, wanted), f"{case}: not the logits of position {n + 1}."
         try:
             forward(model, cache, tokens[:, 15:])
-        except IndexError:
+        except (IndexError, ValueError):  # the table's, or a check's, as in forward_cached
             return
-        raise AssertionError("token 16 of 16 positions: expected IndexError, got none.")
+        raise AssertionError("token 16 of 16 positions: expected an error, got none.")
 
     return check(forward, test, "prompts of 1, 2 and 9: nothing raises before the last position.")
 

@@ -69,6 +69,18 @@ class Short(FirstFit):
         self.holes = sorted([*self.holes, (start, length - 1)])
 
 
+class Undead(FirstFit):
+    """A hole, and still a region: a second free would pass."""
+
+    def free(self, start):
+        self.holes = sorted([*self.holes, (start, self.taken[start])])
+
+
+class NoDefault(FirstFit):
+    def find(self, size):
+        return min((h for h in self.holes if h[1] >= size), key=length)
+
+
 class Leaky(FirstFit):
     def free(self, start):
         del self.taken[start]
@@ -76,8 +88,8 @@ class Leaky(FirstFit):
 
 WRONG = {
     check_share: [0, 9.8, 7.8, 0.09, float("nan"), "9.0"],
-    check_best_fit: [FirstFit, WorstFit, NeverExact, Shortest, LastFit, Leaky, Always],
-    check_forgetful: [FirstFit, Unsorted, Short, Leaky, Always],
+    check_best_fit: [FirstFit, WorstFit, NeverExact, Shortest, LastFit, NoDefault, Leaky, Always],
+    check_forgetful: [FirstFit, Unsorted, Short, Undead, Leaky, Always],
     check_calls: [
         [],
         [("allocate", 1), ("free", 0)],

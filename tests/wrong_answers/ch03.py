@@ -24,6 +24,15 @@ def one_short(tables, parent, child):
     return list(zip(tables.block_table(parent), tables.block_table(child), strict=False))
 
 
+def returns_nothing(tables, parent, child):
+    tables.add(child, tables.num_tokens(parent))
+
+
+def one_more(tables, parent, child):
+    tables.fork(parent, child)
+    return tables.reserve(child, 1)
+
+
 def honest_sharing():
     tables = BlockTables(BlockAllocator(8), 4)
     tables.add("x", 6)
@@ -65,7 +74,7 @@ WRONG = {
         [0] * 8,
         [0, 6, 0, 10],
     ],
-    check_eager: [lazy, other_way, last_only, one_short],
+    check_eager: [lazy, other_way, last_only, one_short, returns_nothing, one_more],
     check_accident: [honest_sharing, p_stays, nothing_shared, caught, lambda: 1],
     check_invariant: [
         reads,

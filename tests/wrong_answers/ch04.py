@@ -64,6 +64,26 @@ class CopiesAll(Doubling):
         self.copied += new.shape[1]
 
 
+class MovesAll(Doubling):
+    """Moves what the old room holds and nothing counts, too."""
+
+    def keep(self, new, old, start):
+        new[:, : old.shape[1]] = old
+        self.copied += old.shape[1]
+
+
+class DoublesOnce(Doubling):
+    """Twice the room, whether that suffices or not."""
+
+    def attend(self, layer, q, k, v):
+        old = self.keys[layer]
+        self.once = None if old is None else 2 * old.shape[1]
+        return super().attend(layer, q, k, v)
+
+    def room(self, end):
+        return self.once or super().room(end)
+
+
 class ReadsAll(Doubling):
     """Attends to the room that is not filled yet."""
 
@@ -118,6 +138,9 @@ def constant(model, cache, token):
 
 WRONG = {
     check_even_batch: [6.6, 1.6, 12, 48, "24"],
-    check_doubling: [TooEarly, Forgetful, CopiesAll, ReadsAll, Static, Concat, OnlyCounts],
+    check_doubling: [
+        *(TooEarly, Forgetful, CopiesAll, MovesAll, DoublesOnce),
+        *(ReadsAll, Static, Concat, OnlyCounts),
+    ],
     check_off_by_one: [forward_cached, shifted_twice, never_counts, clamped, constant],
 }

@@ -13,15 +13,16 @@ from bookkit.exercises.ch05 import (
 from labcore.attention import gather, in_place
 
 
-def sliced(block_tables, seq_lens, pool, start=0, stop=0, ask=True, copied=False):
-    """The right one, and what may be wrong with its ends."""
+def sliced(block_tables, seq_lens, pool, stop=0, copied=False, order=None, other=in_place):
+    """The right one, and what may be wrong with its ends, or with what it takes for an order."""
     ids = block_tables[0].tolist()
-    if ask and (len(block_tables) > 1 or ids != [*range(ids[0], ids[0] + len(ids))]):
-        return in_place(block_tables, seq_lens, pool)
+    order = order or (lambda ids: [*range(ids[0], ids[0] + len(ids))])
+    if len(block_tables) > 1 or ids != order(ids):
+        return other(block_tables, seq_lens, pool)
     first = ids[0] * pool.shape[1]
 
     def attend(queries, key_pool, value_pool):
-        own = slice(first + start, first + int(seq_lens[0]) + stop)
+        own = slice(first, first + int(seq_lens[0]) + stop)
         k, v = (p.flatten(0, 1)[None, own].transpose(1, 2) for p in (key_pool, value_pool))
         if copied:
             k, v = k.contiguous(), v.contiguous()
@@ -39,7 +40,15 @@ def one_past(*args):
 
 
 def never_asks(*args):
-    return sliced(*args, ask=False)
+    return sliced(*args, order=lambda ids: ids)
+
+
+def only_upwards(*args):
+    return sliced(*args, order=sorted)
+
+
+def gathers_elsewhere(*args):
+    return sliced(*args, other=gather)
 
 
 def copies(*args):
@@ -112,7 +121,10 @@ WRONG = {
         lambda lens, size: len(lens) * size * -(-max(lens) // size),
         lambda lens, size: 312,
     ],
-    check_views: [gather, in_place, one_short, one_past, never_asks, copies, zeros],
+    check_views: [
+        *(gather, in_place, one_short, one_past, never_asks, only_upwards),
+        *(gathers_elsewhere, copies, zeros),
+    ],
     check_copy: [by_way_of_a_temporary, inverse, in_order, a_new_tensor],
     check_careless: [gather, in_place, no_mask, mask_too_wide, zeros],
     check_zoo: [only_tables, only_keys, only_lengths, suspects_all],
