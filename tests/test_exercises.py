@@ -4,6 +4,7 @@ import json
 import pkgutil
 from importlib import import_module
 
+import numpy as np
 import pytest
 from chapters import ROOT
 
@@ -81,3 +82,4 @@ def test_a_verdict_says_what_went_wrong():
     assert repr(compare(1, 3, 1, "")) == "Not yet: 1 is too low."
     assert repr(compare(float("nan"), 3, 1, "")) == "Not yet: a number is asked for, got nan."
     assert repr(compare(2.5, 3, 1, "because.")) == "Right: because."
+    assert compare(np.int64(3), 3, 0, "").right and compare(np.float32(2.9), 3, 0.2, "").right

@@ -3,10 +3,13 @@
 import random
 from collections.abc import Callable, Iterable
 
-from bookkit.check import Verdict, check, expect
-from labcore.blocks import BlockAllocator, BlockTables, blocks_needed
+import torch
 
-LENGTHS = {0: [0, 16, 16, 16], 1: [16] * 4, 2: [16] * 4}  # of answers, by length penalty
+from bookkit.check import Verdict, check, expect
+from labcore.beams import beam_search
+from labcore.blocks import BlockAllocator, BlockTables, blocks_needed
+from labcore.caches import PagedKV
+from labcore.gpt2 import load_gpt2
 
 
 def by_tables(prompt: int, answer: int, n: int, block_size: int) -> tuple[int, int, int]:
@@ -42,19 +45,27 @@ def check_lengths(lengths: Callable | None) -> Verdict:
     """Exercise 2: how long the answers of a search are, best first.  Given."""
 
     def test(lengths):
-        for penalty, expected in LENGTHS.items():
-            expect(list(lengths(penalty)), expected, f"length_penalty {penalty}")
+        found = {penalty: list(lengths(penalty)) for penalty in (0, 1, 2)}
+        model, tokenizer = load_gpt2(dtype=torch.float64)
+        prompt = tokenizer.encode("They were").ids
+        for penalty in found:
+            kv = PagedKV(model.config, 60, 4, torch.float64)
+            expected = [len(answer) for answer, _ in beam_search(model, kv, prompt, 4, 16, penalty)]
+            expect(found[penalty], expected, f"length_penalty {penalty}")
 
-    return check(lengths, test, "without a penalty the empty answer wins; else it is gone.")
+    return check(lengths, test, "three searches, each like the package's.")
 
 
 def check_right_sizes(guess: Iterable[int] | None) -> Verdict:
     """Exercise 3: the block sizes at which nobody needs a copy.  Given."""
 
     def test(sizes):
+        assert isinstance(sizes, Iterable), f"a list of block sizes is asked for, got {sizes!r}."
         sizes = set(sizes)
         assert sizes <= {1, 4, 16}, f"block sizes of 1, 4 and 16 are run, got {sorted(sizes)}."
         judged = 3 - len(sizes ^ {1})
         assert judged == 3, f"{judged} of the three block sizes are judged rightly."
 
-    return check(guess, test, "a block of one token is never part full, so nobody writes into it.")
+    return check(
+        guess, test, "a block of one token is never part full: nobody writes into a shared one."
+    )

@@ -2,6 +2,8 @@
 
 from bookkit.exercises.ch09a import check_lengths, check_right_sizes, check_samples
 
+LENGTHS = {0: [5, 11, 16, 16], 1: [5, 16, 16, 11], 2: [16, 16, 16, 15]}
+
 
 def counted(prompt, answer, n, b, shared, copies):
     needed = -(-(prompt + answer) // b)
@@ -32,6 +34,12 @@ WRONG = {
         next_token,
         lambda *_: (144, 624, 0),
     ],
-    check_lengths: [lambda _: [16] * 4, lambda _: [0, 16, 16, 16], lambda p: [0, 16, 16, 16][p:]],
-    check_right_sizes: [[], [1, 4, 16], [16], [4, 16], [1, 2]],
+    check_lengths: [
+        lambda _: [16] * 4,  # no end of text
+        lambda _: [5, 11, 16, 16],  # always as at 0
+        lambda p: sorted(LENGTHS[p]),
+        lambda p: LENGTHS[p][::-1],
+        lambda p: [n + (n < 16) for n in LENGTHS[p]],  # with the end of text
+    ],
+    check_right_sizes: [[], [1, 4, 16], [16], [4, 16], [1, 2], 1, {1: True, 4: False, 16: False}],
 }

@@ -22,6 +22,13 @@ class Forgetful(PrefixCache):
         self.clear()
 
 
+class Sorted(PrefixCache):
+    """By number, which is the order of a chain only in a pool that nobody has used."""
+
+    def _give_up(self, block_ids):
+        super()._give_up(sorted(block_ids))
+
+
 def too_little(kv, name, prompt):
     kv.tables.add(name, len(prompt))
     kv.tables.allocator.publish(kv.tables, name, prompt[:-1])
@@ -42,6 +49,12 @@ def honest(kv, name, prompt):
     kv.tables.allocator.publish(kv.tables, name, prompt)
 
 
+def gone(kv, name, prompt):
+    kv.tables.add(name, len(prompt))
+    kv.tables.allocator.publish(kv.tables, name, prompt)
+    kv.tables.drop(name)
+
+
 WRONG = {
     check_missed: [
         lambda n, b: (n - 1) % b + 1,
@@ -49,6 +62,6 @@ WRONG = {
         lambda n, b: n // b * b,
         lambda n, b: 8,
     ],
-    check_beginning_first: [PrefixCache, Newest, Forgetful],
-    check_lie: [too_little, nothing, computed, honest],
+    check_beginning_first: [PrefixCache, Newest, Forgetful, Sorted],
+    check_lie: [too_little, nothing, computed, honest, gone],
 }
