@@ -1,7 +1,8 @@
 """Checks of chapter 7: what a block size wastes, a policy, and two ratios."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +26,7 @@ def check_waste(waste: Callable | None) -> Verdict:
                     stored += tokens
                     unused += next(u for u in range(block_size) if (tokens + u) % block_size == 0)
             found = answer(requests, block_size)
-            assert len(found) == 2, f"two ratios are asked for, got {found!r}."
+            assert np.shape(found) == (2,), f"two ratios are asked for, got {found!r}."
             case = f"{case}, blocks of {block_size}"
             _near(found[0], unused / stored, f"{case}, of stored")
             _near(found[1], unused / (unused + stored), f"{case}, of set aside")
@@ -33,7 +34,7 @@ def check_waste(waste: Callable | None) -> Verdict:
     return check(waste, test, "30 small workloads, some of whose sequences end at a block's edge.")
 
 
-def check_sizes(sizes: tuple[int, int, int, int] | None) -> Verdict:
+def check_sizes(sizes: Sequence[int] | None) -> Verdict:
     """Exercise 1: the first block size that wastes over a fifth, as `KINDS` count it.  Given."""
     short = draw_log_normal("short", (49, 0.6), (34.5, 0.6), 3_000)
 
@@ -44,13 +45,14 @@ def check_sizes(sizes: tuple[int, int, int, int] | None) -> Verdict:
         return run.waste if kind == "of set aside" else run.waste_of_used
 
     def test(sizes):
-        assert len(sizes) == 4, f"four block sizes are asked for, got {len(sizes)}."
+        assert np.shape(sizes) == (4,), f"four block sizes are asked for, got {sizes!r}."
         for kind, size in zip(KINDS, sizes, strict=True):
-            assert type(size) is int and 1 <= size <= 1_024, f"{kind}: {size!r} is no block size."
+            whole = isinstance(size, Integral) and not isinstance(size, bool)
+            assert whole and 1 <= size <= 1_024, f"{kind}: {size} is no block size."
             smaller = size // 2 if kind == KINDS[-1] else size - 1
             assert waste(kind, size) > 0.2, f"{kind}: {size} is too low."
             assert not smaller or waste(kind, smaller) <= 0.2, f"{kind}: {size} is too high."
-        assert sizes[-1].bit_count() == 1, f"{sizes[-1]} is no power of two."
+        assert int(sizes[-1]).bit_count() == 1, f"{sizes[-1]} is no power of two."
 
     return check(sizes, test, "each wastes more than a fifth, and the size before it does not.")
 
@@ -120,4 +122,6 @@ def _few_requests():
 
 def _near(found, expected: float, case: str) -> None:
     """`expect` for fractions: equal but for rounding."""
-    assert abs(found - expected) < 1e-9, f"{case}: expected {expected:.6f}, got {found:.6f}."
+    number = isinstance(found, Real) and not isinstance(found, bool)
+    assert number, f"{case}: a ratio is asked for, got {found!r}."
+    assert abs(found - expected) < 1e-6, f"{case}: expected {expected:.6f}, got {found:.6f}."

@@ -73,7 +73,13 @@ def _queues():
 
 def _same_victims(kind, pairs, block_size, headroom, expected, case):
     """Assert that a step loop throws out whom it should, in every step."""
-    counts = run_loop(kind, pairs, headroom / BLOCKS, BLOCKS, block_size)
+    try:
+        counts = run_loop(kind, pairs, headroom / BLOCKS, BLOCKS, block_size)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        words = f"{case}: it raises {type(error).__name__}: {error}."
+        raise AssertionError(words) from error
     for pair in zip_longest(expected, counts.history.victims):
         says = [f"request {v[1]} goes in step {v[0]}" if v else "nobody goes" for v in pair]
         assert pair[0] == pair[1], f"{case}: expected that {says[0]}, but {says[1]}."

@@ -98,6 +98,7 @@ WRONG = {
         lambda requests, block_size: (0.0, 0.0),
         lambda requests, block_size: (float("nan"), float("nan")),
         lambda requests, block_size: 0.2,
+        lambda requests, block_size: None,
     ],
     check_sizes: [
         (42, 37, 46),

@@ -29,6 +29,19 @@ class Nothing(StepLoop):
         self.blocks[sequence.index] = self.jobs.blocks(sequence.index, sequence.stored + 1)
 
 
+class WhoeverAsks(StepLoop):
+    """Throws out the one that grows, and not the newest."""
+
+    def make_room(self, sequence):
+        i = sequence.index
+        needed = self.jobs.blocks(i, sequence.stored + 1) - self.blocks[i]
+        if needed > self.free - self.jobs.limits.headroom:
+            self.preempt(sequence)
+        else:
+            self.free -= needed
+            self.blocks[i] += needed
+
+
 class FirstBlock(StepLoop):
     """Lets a sequence in when `wanted` blocks fit, and some headroom stays."""
 
@@ -66,6 +79,16 @@ class OneMore(FirstBlock):
         return blocks_needed(head.prompt + 1, self.jobs.limits.block_size)
 
 
+class OneAStep(FirstBlock):
+    """Lets one in a step, and expects that somebody always waits."""
+
+    def admit(self):
+        head = self.waiting.popleft()
+        self.running.append(head)
+        self.blocks[head.index] = self.wanted(head)
+        self.fill(head)
+
+
 WRONG = {
     check_puzzle: [
         [5, 5, 4, 20, 1],
@@ -75,6 +98,6 @@ WRONG = {
         [4, 5, 4, 20, 5],
         [4],
     ],
-    check_growth: [StepLoop, OneBlock, NotGivenBack, Nothing],
-    check_prompt_fits: [StepLoop, FirstBlock, NoHeadroom, OneMore],
+    check_growth: [StepLoop, OneBlock, NotGivenBack, Nothing, WhoeverAsks],
+    check_prompt_fits: [StepLoop, FirstBlock, NoHeadroom, OneMore, OneAStep],
 }

@@ -35,7 +35,7 @@ def never_none(kv_heads, block_size, latency):
 
 WRONG = {
     check_residents: [94, 100, 45, nan],
-    check_victims: [(False, 1_195), (True, 397), (True, 2_000), (True,)],
+    check_victims: [(False, 1_195), (1, 1_195), (True, 397), (True, 2_000), (True,)],
     check_link: [
         one_way,
         fewer_copies,
