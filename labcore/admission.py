@@ -273,13 +273,10 @@ def lowest_priority(classes: Sequence[int]) -> Callable:
     sorts the queue. Built in: ch08b
     """
 
-    def class_of(sequence):
+    def rank(sequence):
         return _of_request(classes, sequence.index, "classes"), sequence.index
 
-    def victim(running):
-        return max(running, key=class_of)
-
-    return victim
+    return lambda running: max(running, key=rank)
 
 
 def _of_request(values, index, name):

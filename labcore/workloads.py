@@ -93,18 +93,18 @@ SHAPES = {
 }
 
 
-def draw(name: str, num_requests: int = 3_000, seed: int = 0, max_context: int = 1_024) -> Workload:
-    """Draw one of `SHAPES`, synthetic and log-normal: chat, long_prompt or long_answer.
+def draw(
+    shape: str | Sequence, num_requests: int = 3_000, seed: int = 0, max_context: int = 1_024
+) -> Workload:
+    """Draw requests, synthetic and log-normal: one of `SHAPES` by its name, or a shape like those.
 
-    Prompt and output are cut to `max_context` tokens. Raises ValueError for another name.  Given.
+    Prompt and output are cut to `max_context` tokens. Raises ValueError for another name or shape,
+    or another median or sigma than there can be.  Given.
     """
-    if name not in SHAPES:
+    name = shape if isinstance(shape, str) else "log-normal"
+    if shape == name not in SHAPES:
         raise ValueError(f"no workload {name!r}: choose one of {', '.join(SHAPES)}")
-    return draw_log_normal(name, *SHAPES[name], num_requests, seed, max_context)
-
-
-def draw_log_normal(name, prompt, output, num_requests, seed=0, max_context=1_024) -> Workload:
-    """`draw` with a shape of your own: `prompt` and `output` are (median, sigma).  Given."""
+    prompt, output = SHAPES.get(name, shape)
     for median, sigma in (prompt, output):
         if not (0 < median < np.inf and 0 <= sigma < np.inf):
             raise ValueError(f"a median is above 0 and a sigma at least 0, got {median}, {sigma}")

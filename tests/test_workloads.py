@@ -8,7 +8,7 @@ import pytest
 from bookkit.quantiles import TABLES, draw_quantiles, quantiles
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.workloads import TOO_LONG, Request, Workload, draw, draw_log_normal, from_pairs
+from labcore.workloads import TOO_LONG, Request, Workload, draw, from_pairs
 
 REFERENCE_MEANS = {"chat": (217, 154), "long_prompt": (627, 47), "long_answer": (47, 359)}
 
@@ -112,7 +112,7 @@ def test_small_integers_do_not_overflow(kind):
 @pytest.mark.parametrize("shape", [(-5, 0.6), (float("nan"), 0.6), (0, 0.6), (180, -1)])
 def test_a_shape_that_is_no_distribution_is_refused(shape):
     with pytest.raises(ValueError, match="a median is above 0"):
-        draw_log_normal("w", shape, (120, 0.7), 5)
+        draw((shape, (120, 0.7)), 5)
 
 
 def test_a_table_of_quantiles_has_a_row_for_each_band_of_prompts():

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from bookkit.check import Verdict, check, compare, expect
 from bookkit.contiguous import FirstFit
-from labcore.workloads import draw_log_normal
+from labcore.workloads import draw
 
 
 def check_share(guess: float | None) -> Verdict:
     """Exercise 1: per cent of the memory in use, at a mean length of 100.  Given."""
     stored = set_aside = 0
-    for prompt, output, _ in draw_log_normal("short", (50, 0.6), (31, 0.7), 3_000, seed=0):
+    for prompt, output, _ in draw(((50, 0.6), (31, 0.7))):
         stored += sum(range(prompt + 1, prompt + output + 1))
         set_aside += 1_024 * output
     answer = 100 * stored / set_aside

@@ -10,7 +10,7 @@ import numpy as np
 from bookkit.check import Verdict, check, expect
 from labcore.admission import Limits, paged
 from labcore.simulator import simulate
-from labcore.workloads import Workload, draw_log_normal
+from labcore.workloads import Workload, draw
 
 KINDS = ("by the formula", "of stored", "of set aside", "among the powers of two")
 
@@ -36,7 +36,7 @@ def check_waste(waste: Callable | None) -> Verdict:
 
 def check_sizes(sizes: Sequence[int] | None) -> Verdict:
     """Exercise 1: the first block size that wastes over a fifth, as `KINDS` count it.  Given."""
-    short = draw_log_normal("short", (49, 0.6), (34.5, 0.6), 3_000)
+    short = draw(((49, 0.6), (34.5, 0.6)))
 
     def waste(kind, block_size):
         if kind == "by the formula":

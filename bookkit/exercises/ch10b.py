@@ -9,7 +9,7 @@ from bookkit.check import Verdict, check, compare, each_guess, expect
 from bookkit.quantiles import draw_quantiles
 from labcore.admission import paged
 from labcore.simulator import simulate
-from labcore.workloads import Workload, draw_log_normal
+from labcore.workloads import Workload, draw
 
 LONG = 16_384  # a context that nobody passes
 FIVE = [0, 50, 90, 99, 100]  # per cent
@@ -50,7 +50,7 @@ def check_five(make: Callable[[Workload], dict]) -> Verdict:
 
     def test(make):
         for seed, n in enumerate((1_001, 101)):  # so many that each percentile is one request
-            requests = draw_log_normal("", (700, 1.0), (150, 0.8), n, seed, max_context=LONG)
+            requests = draw(((700, 1.0), (150, 0.8)), n, seed, max_context=LONG)
             table = make(requests)
             expect(list(table["percent"]), FIVE, "percent")
             for kind in ("prompts", "outputs"):
