@@ -277,11 +277,11 @@ class Engine:
                 insort(self.answer_lengths, request.generated)
 
     def _is_on_host(self, request):
-        return self.host is not None and (request.index, 0) in self.host.tables
+        return self.host is not None and (request.index, 0) in self.host.tables.seq_ids()
 
     def _forget_on_host(self, request):
         if self._is_on_host(request):
-            self.host.forget((request.index, 0))
+            self.host.tables.drop((request.index, 0))
 
     def _record(self):
         """Write one step of the history, as the simulator does: stored, and nobody has left yet."""
@@ -316,8 +316,8 @@ def _check_parts(model, kv, limits, host):
         )
     if limits.max_context > config.n_positions:
         raise ValueError(f"a context of {limits.max_context} in {config.n_positions} positions")
-    if host is not None and (host.kv is not kv or host.tables):
-        raise ValueError(f"the host pool is another cache's, or holds {len(host.tables)} sequences")
+    if host is not None and (host.kv is not kv or host.tables.seq_ids()):
+        raise ValueError(f"the host pool is another cache's, or holds {host.tables.seq_ids()}")
     if strangers := [name for name in kv.tables.seq_ids() if isinstance(name, tuple)]:
         raise ValueError(f"the engine's names are tuples, and the cache has sequences {strangers}")
 

@@ -67,12 +67,14 @@ def check(engine: Engine) -> None:
     assert set(engine.kv.tables.seq_ids()) == running
     if engine.host is not None:
         engine.host.check_invariants()
-        assert set(engine.host.tables) <= {(request.index, 0) for request in engine.waiting}
+        assert set(engine.host.tables.seq_ids()) <= {
+            (request.index, 0) for request in engine.waiting
+        }
 
 
 def check_all_free(engine: Engine) -> None:
-    for pool in filter(None, (engine.kv.tables, engine.host)):
-        assert pool.allocator.num_free == pool.allocator.num_blocks
+    for pool in filter(None, (engine.kv, engine.host)):
+        assert pool.tables.allocator.num_free == pool.tables.allocator.num_blocks
 
 
 def ask(engine: Engine, requests: Iterable[tuple[list[int], int]], samples: int = 1) -> Engine:

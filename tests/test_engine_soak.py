@@ -35,8 +35,9 @@ def reconcile(engine, outcomes):
     tables = [engine.kv.tables.block_table(seq_id) for seq_id in engine.kv.tables.seq_ids()]
     held = {block_id for table in tables for block_id in table}
     assert allocator.num_free + len(held) == allocator.num_blocks
-    on_host = sum(map(len, engine.host.tables.values()))
-    assert engine.host.allocator.num_free + on_host == engine.host.allocator.num_blocks
+    host = engine.host.tables
+    on_host = sum(len(host.block_table(seq_id)) for seq_id in host.seq_ids())
+    assert host.allocator.num_free + on_host == host.allocator.num_blocks
 
 
 @pytest.mark.parametrize("victim", ["newest", "any"])
@@ -70,7 +71,7 @@ def test_two_thousand_requests_end_with_every_block_free(victim):
         present = [*engine.waiting, *engine.running]
         if present and random.random() < 0.2:
             request = random.choice(present)
-            outcomes["on the host"] += (request.index, 0) in engine.host.tables
+            outcomes["on the host"] += (request.index, 0) in engine.host.tables.seq_ids()
             outcomes["in a group"] += len(request.answers) > 1
             engine.cancel(request.index)
             outcomes["cancelled"] += 1

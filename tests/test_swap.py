@@ -46,19 +46,20 @@ def contents(kv, seq_id):
 
 
 def free(kv, pool):
-    return kv.tables.allocator.num_free, pool.allocator.num_free
+    return kv.tables.allocator.num_free, pool.tables.allocator.num_free
 
 
 def everything(kv, pool):
     """All that a failed call could have changed, the host's data in free blocks excepted."""
-    allocator, held = pool.allocator, sorted(chain.from_iterable(pool.tables.values()))
+    allocator = pool.tables.allocator
+    held = sorted(chain.from_iterable(pool.tables._tables.values()))
     return (
         snapshot(kv)[:3],
         {seq_id: contents(kv, seq_id) for seq_id in kv.tables.seq_ids()},
         list(allocator._free_ids),
         [allocator.ref_count(block_id) for block_id in range(allocator.num_blocks)],
-        {seq_id: list(table) for seq_id, table in pool.tables.items()},
-        dict(pool.num_tokens),
+        {seq_id: list(table) for seq_id, table in pool.tables._tables.items()},
+        dict(pool.tables._num_tokens),
         [bits(data[:, held]) for data in (pool.keys, pool.values)],
     )
 
@@ -130,7 +131,7 @@ def test_v6d_a_victim_of_three_blocks_that_finds_one_on_the_host_is_computed_aga
     assert engine.history.victims == [(1, second)]
     assert engine.history.admitted == [(0, first), (0, second), (2, second)]
     assert engine.host.swaps == 0
-    assert engine.host.allocator.num_free == 1
+    assert engine.host.tables.allocator.num_free == 1
     assert bits(engine.host.keys) == before
 
 
@@ -198,7 +199,7 @@ class Broken:
     """Data that cannot be read, nor written."""
 
     def __init__(self, error):
-        self.error = error
+        self.error, self.device = error, "cpu"
 
     def __getitem__(self, key):
         raise self.error
@@ -232,7 +233,7 @@ def refused_calls():
     """(error, call). The device has sequences "s" and "both", the host "out" and "both"."""
     return {
         "swap_out of what is nowhere": (KeyError, lambda kv, pool: pool.swap_out("nobody")),
-        "swap_out twice": (ValueError, lambda kv, pool: pool.swap_out("out")),
+        "swap_out twice": (KeyError, lambda kv, pool: pool.swap_out("out")),
         "swap_out of a second one": (ValueError, lambda kv, pool: pool.swap_out("both")),
         "swap_out without room": (OutOfBlocks, lambda kv, pool: pool.swap_out("s")),
         "has_room of what is nowhere": (KeyError, lambda kv, pool: pool.has_room("nobody")),
@@ -240,7 +241,7 @@ def refused_calls():
         "swap_in of what never left": (KeyError, lambda kv, pool: pool.swap_in("s")),
         "swap_in onto a second one": (ValueError, lambda kv, pool: pool.swap_in("both")),
         "can_return of what never left": (KeyError, lambda kv, pool: pool.can_return("s")),
-        "forget what never left": (KeyError, lambda kv, pool: pool.forget("s")),
+        "forget what never left": (KeyError, lambda kv, pool: pool.tables.drop("s")),
     }
 
 
@@ -274,14 +275,14 @@ def test_what_is_forgotten_leaves_its_blocks_to_others_the_first_one_first():
     store(kv, "s", 24)
     store(kv, "next", 24)
     pool.swap_out("s")
-    assert pool.tables["s"] == [0, 1, 2]
-    pool.forget("s")
+    assert pool.tables.block_table("s") == [0, 1, 2]
+    pool.tables.drop("s")
     assert free(kv, pool) == (3, 4)
-    for call in (pool.swap_in, pool.can_return, pool.forget):
+    for call in (pool.swap_in, pool.can_return, pool.tables.drop):
         with pytest.raises(KeyError):
             call("s")
     pool.swap_out("next")
-    assert pool.tables["next"] == [0, 1, 2]
+    assert pool.tables.block_table("next") == [0, 1, 2]
     check(kv, pool)
 
 
@@ -337,7 +338,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def swap_out(self, data):
         seq_id = self.pick(data, self.inside())
-        fits = self.blocks(seq_id) <= self.pool.allocator.num_free
+        fits = self.blocks(seq_id) <= self.pool.tables.allocator.num_free
         assert self.pool.has_room(seq_id) == fits
         if fits:
             self.pool.swap_out(seq_id)
@@ -364,7 +365,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     def end(self, data):
         seq_id = self.pick(data, self.texts)
         if seq_id in self.out:
-            self.pool.forget(seq_id)
+            self.pool.tables.drop(seq_id)
             self.out.remove(seq_id)
         else:
             self.kv.tables.drop(seq_id)
@@ -381,10 +382,10 @@ class HostPoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "kv"):
             return
         check(self.kv, self.pool)
-        assert set(self.pool.tables) == self.out
+        assert set(self.pool.tables.seq_ids()) == self.out
         assert set(self.kv.tables.seq_ids()) == self.inside()
         held = sum(map(self.blocks, self.out))
-        assert self.pool.allocator.num_free == self.pool.allocator.num_blocks - held
+        assert self.pool.tables.allocator.num_free == self.pool.tables.allocator.num_blocks - held
         for seq_id in self.inside():
             slots = self.kv.tables.slot_mapping(seq_id)
             for data, sign in ((self.kv.keys, 1), (self.kv.values, -1)):
