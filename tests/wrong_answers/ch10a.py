@@ -71,5 +71,12 @@ def first_shape(cells):
 WRONG = {
     check_orca_max: [[15, 5, 4.6], [15, 3, 4.6], [14, 3, 42.8], [15, 4, 42.8], [15, 3], 15],
     check_two_shapes: [one_shape, swapped, hand_in_hand, uncut, no_mean, lambda a, b: (a, b)],
-    check_two_counts: [own_twice, one_twice, strictly, first_shape, lambda cells: (21, 16)],
+    check_two_counts: [
+        own_twice,
+        one_twice,
+        strictly,
+        first_shape,
+        lambda cells: (21, 16),
+        lambda cells: 21,
+    ],
 }

@@ -38,6 +38,7 @@ WRONG = {
         TIGHT[:3],
         [TIGHT[0], *TIGHT[:3]],
         [(3, 0.04)] * 4,
+        [mark for mark, _ in TIGHT],
     ],
     check_five: [
         quantiles,
