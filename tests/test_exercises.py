@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+import re
 from importlib import import_module
 
 import numpy as np
@@ -66,6 +67,7 @@ def test_each_exercise_is_empty_on_the_page_and_its_solution_right(twin):
     assert len(found) >= 3
     for line, outputs in found:
         verdicts = [text.partition(":")[0] for text in outputs]
+        assert re.fullmatch(r"### Exercise \d: .+ \((predict|modify|break|measure)\)", line), line
         assert "Not yet" in verdicts and "Right" in verdicts, line
         assert verdicts.index("Not yet") < verdicts.index("Right"), line
 
@@ -81,5 +83,7 @@ def test_a_verdict_says_what_went_wrong():
     assert compare(None, 3, 1, "").text == "there is nothing here yet."
     assert repr(compare(1, 3, 1, "")) == "Not yet: 1 is too low."
     assert repr(compare(float("nan"), 3, 1, "")) == "Not yet: a number is asked for, got nan."
+    assert repr(compare(10**5_000, 3.5, 1, "")) == "Not yet: inf is too high."  # it has no float
+    assert repr(compare(-(10**400), 3.5, 1, "")) == "Not yet: -inf is too low."
     assert repr(compare(2.5, 3, 1, "because.")) == "Right: because."
     assert compare(np.int64(3), 3, 0, "").right and compare(np.float32(2.9), 3, 0.2, "").right
