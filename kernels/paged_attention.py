@@ -4,8 +4,7 @@
 """
 
 import math
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from operator import index
 from types import ModuleType
 
@@ -40,9 +39,9 @@ class Launch:
     num_stages: int = 2
 
     def __post_init__(self):
-        sizes = self.tile, self.rows, self.num_splits, self.num_warps, self.num_stages
-        whole = all(type(size) is int and size >= 1 for size in sizes)
-        if not whole or self.tile < 16 or any(n & (n - 1) for n in (*sizes[:2], self.num_warps)):
+        whole = all(type(size) is int and size >= 1 for size in astuple(self))
+        powers = self.tile, self.rows, self.num_warps
+        if not whole or self.tile < 16 or any(n & (n - 1) for n in powers):
             raise ValueError(
                 "whole numbers of 1 or more; tile, at least 16, rows and num_warps powers of two: "
                 f"{self}"
@@ -109,8 +108,9 @@ def paged_attention(
     al. 2023, section 4.3; splits: Dao et al. 2023, "Flash-Decoding".  Built in: ch06, where one
     program reads all
     """
-    check_shapes(queries, key_pool, value_pool, block_tables, seq_lens)
-    _check_tensors(queries, key_pool, value_pool, block_tables, seq_lens)
+    tensors = queries, key_pool, value_pool, block_tables, seq_lens
+    check_shapes(*tensors)
+    _check_tensors(*tensors)
     split_kv, card = find_kernels(key_pool)
     if check_ids:
         check_tables(key_pool, block_tables, seq_lens)
@@ -118,59 +118,46 @@ def paged_attention(
         out = queries.new_empty(queries.shape)
     else:
         _check_output(out, queries)
+    if launch is None:
+        room = block_tables.shape[1] * key_pool.shape[1]
+        longest = room if max_seq_len is None else index(max_seq_len)
+        launch = plan(queries, key_pool, longest, card)
+    number = str(queries.dtype).removeprefix("torch.")
+    if card is None and number == "bfloat16":
+        number = "float32"  # the interpreter takes bfloat16 for whole numbers
+    with torch.cuda.device_of(queries):  # of a CPU tensor: no change
+        lse = _launch(split_kv, launch, tensors, out, scale, getattr(split_kv.tl, number))
+    return (out, lse) if return_lse else out
+
+
+def _launch(split_kv, launch, tensors, out, scale, dot):
+    """Fill `out`, by one kernel or two; returns the lse, [batch, q_heads]."""
+    queries, key_pool, value_pool, block_tables, _ = tensors
     batch, q_heads, head_dim = queries.shape
     block_size, kv_heads = key_pool.shape[1:3]
-    if launch is None:
-        longest = block_tables.shape[1] * block_size if max_seq_len is None else index(max_seq_len)
-        launch = plan(queries, key_pool, longest, card)
     group, num_splits = q_heads // kv_heads, launch.num_splits
     width = max(16, next_power_of_2(head_dim))
     _check_sizes(launch.rows, group, width)
-    product = str(queries.dtype).removeprefix("torch.")
-    if card is None and queries.dtype == torch.bfloat16:
-        product = "float32"  # the interpreter takes bfloat16 for whole numbers
-    lse = queries.new_empty(batch, q_heads, num_splits, dtype=torch.float32)
-    parts = out if num_splits == 1 else lse.new_empty(*lse.shape, head_dim)
-    with torch.cuda.device_of(queries) if queries.is_cuda else nullcontext():
-        split_kv.split_kernel[batch * kv_heads, num_splits](
-            queries,
-            key_pool,
-            value_pool,
-            block_tables,
-            seq_lens,
-            parts,
-            lse,
-            1 / math.sqrt(head_dim) if scale is None else float(scale),
-            num_splits,
-            block_tables.stride(0),
-            *queries.stride()[:2],
-            *key_pool.stride()[:3],
-            *value_pool.stride()[:3],
-            BLOCK_SIZE=block_size,
-            KV_HEADS=kv_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            ROWS=launch.rows,
-            WIDTH=width,
-            TILE=launch.tile,
-            STAGES=launch.num_stages,
-            DOT=getattr(split_kv.tl, product),
-            num_warps=launch.num_warps,
-        )
-        if num_splits > 1:
-            part_lse, lse = lse, lse.new_empty(batch, q_heads)
-            split_kv.combine_kernel[batch * q_heads,](
-                parts,
-                part_lse,
-                out,
-                lse,
-                num_splits,
-                HEAD_DIM=head_dim,
-                WIDTH=width,
-                SPLITS=next_power_of_2(num_splits),
-                num_warps=1 if num_splits <= 16 else 4 if num_splits <= 64 else 8,
-            )
-    return (out, lse.view(batch, q_heads)) if return_lse else out
+    scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+    part_lse = queries.new_empty(batch, q_heads, num_splits, dtype=torch.float32)
+    parts = out if num_splits == 1 else part_lse.new_empty(*part_lse.shape, head_dim)
+    split_kv.split_kernel[batch * kv_heads, num_splits](
+        *tensors, parts, part_lse,
+        scale, num_splits, block_tables.stride(0), *queries.stride()[:2],
+        *key_pool.stride()[:3], *value_pool.stride()[:3],
+        BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        ROWS=launch.rows, WIDTH=width, TILE=launch.tile, STAGES=launch.num_stages,
+        DOT=dot, num_warps=launch.num_warps,
+    )  # fmt: skip
+    if num_splits == 1:
+        return part_lse.view(batch, q_heads)
+    lse = part_lse.new_empty(batch, q_heads)
+    split_kv.combine_kernel[batch * q_heads,](
+        parts, part_lse, out, lse, num_splits,
+        HEAD_DIM=head_dim, WIDTH=width, SPLITS=next_power_of_2(num_splits),
+        num_warps=1 if num_splits <= 16 else 4 if num_splits <= 64 else 8,
+    )  # fmt: skip
+    return lse
 
 
 def find_kernels(pool: Tensor) -> tuple[ModuleType, Card | None]:

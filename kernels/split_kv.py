@@ -17,35 +17,16 @@ LN2 = tl.constexpr(0.6931471805599453)
     do_not_specialize_on_alignment=["table_ptr", "len_ptr"],
 )
 def split_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    len_ptr,
-    out_ptr,
-    lse_ptr,
-    scale,
-    num_splits,
-    stride_table,
-    stride_q_row,
-    stride_q_head,
+    q_ptr, k_ptr, v_ptr, table_ptr, len_ptr, out_ptr, lse_ptr,
+    scale, num_splits, stride_table, stride_q_row, stride_q_head,
     # A pool's strides are fixed for a model. As constants they save a quarter of the loop.
-    K_BLOCK: tl.constexpr,
-    K_TOKEN: tl.constexpr,
-    K_HEAD: tl.constexpr,
-    V_BLOCK: tl.constexpr,
-    V_TOKEN: tl.constexpr,
-    V_HEAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,  # the two above, padded for `tl.dot`, `tl.arange`
-    TILE: tl.constexpr,
-    STAGES: tl.constexpr,  # tokens a turn of the loop, turns in flight
+    K_BLOCK: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr,
+    V_BLOCK: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,  # the two above, padded for `tl.dot`, `tl.arange`
+    TILE: tl.constexpr, STAGES: tl.constexpr,  # tokens a turn of the loop, turns in flight
     DOT: tl.constexpr,  # the numbers that are multiplied: the pools' own, where that is possible
-):
+):  # fmt: skip
     """One split of one sequence for one key/value head: out and lse [batch, q_heads, splits].
 
     Grid: (batch * KV_HEADS, num_splits). A split without tokens gives 0 and -inf.
@@ -102,15 +83,10 @@ def split_kernel(
 
 @triton.jit(do_not_specialize=["num_splits"])
 def combine_kernel(
-    parts_ptr,
-    part_lse_ptr,
-    out_ptr,
-    lse_ptr,
-    num_splits,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
+    parts_ptr, part_lse_ptr, out_ptr, lse_ptr, num_splits,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,  # num_splits, padded to a power of two
-):
+):  # fmt: skip
     """Weigh the parts of one query head by exp(lse): out and lse [batch, q_heads].
 
     Grid: (batch * q_heads,). A sequence without tokens gives 0 and -inf.

@@ -33,13 +33,15 @@ def check_prefill(prefill: Callable | None) -> Verdict:
             case = f"n = {n}, past = {past}, blocks of {block_size}"
             inputs, expected = _conversation(block_size, n, past)
             out = prefill(*inputs, past)
+            assert isinstance(out, torch.Tensor), f"{case}: a tensor is expected, got {out!r:.40}."
             expect(tuple(out.shape), tuple(expected.shape), f"{case}, shape")
             off = (out.cpu().double() - expected).abs().amax(-1)
             for query, head in product(range(n), range(2)):
                 where = f"{case}: query {query}, head {head}"
                 error = float(off[query, head])
                 assert error == error, f"{where} is NaN, as slots without a token are."
-                assert error < 1e-5, f"{where} is off by {error:.2g}."
+                seen = f"attention to positions 0 to {past + query}"
+                assert error < 1e-5, f"{where} is off by {error:.2g} from {seen}."
 
     tried = "up to 17 queries, ends on and beside a block's edge, NaN in every other slot."
     return check(prefill, test, tried)
@@ -49,11 +51,14 @@ def check_masks(wrong: Sequence[tuple[str, str]] | None) -> Verdict:
     """Exercise 3: which of the nine runs are wrong, as pairs of a mask and a filling.  Given."""
 
     def test(pairs):
-        nine, guessed = list(product(MASKS, FILLINGS)), set(map(tuple, pairs))
-        strange = guessed - set(nine)
-        assert not strange, f"a mask is one of {MASKS}, a filling of {tuple(FILLINGS)}: {strange}."
-        hits = sum((run in guessed) == _goes_wrong(*run) for run in nine)
-        assert hits == 9, f"{hits} of the nine verdicts are right."
+        guessed = set()
+        for pair in pairs:
+            words = f"{pair!r} is no pair of a mask, {MASKS}, and a filling, {tuple(FILLINGS)}."
+            assert not isinstance(pair, str) and tuple(pair) in product(MASKS, FILLINGS), words
+            guessed.add(tuple(pair))
+        for mask in MASKS:
+            hits = sum(((mask, fill) in guessed) == _goes_wrong(mask, fill) for fill in FILLINGS)
+            assert hits == 3, f'without the mask "{mask}", {hits} of three verdicts are right.'
 
     return check(wrong, test, "all nine verdicts, against five tokens in a block of sixteen.")
 

@@ -50,6 +50,7 @@ WRONG = {
     check_prefill: [
         lambda queries, *_: torch.zeros_like(queries),
         lambda queries, *_: queries[:1],
+        lambda *_: None,
         torch_prefill(lambda i, past, n: past + n),  # no causal mask
         torch_prefill(lambda i, past, n: max(1, past + i)),  # not its own position
         torch_prefill(lambda i, past, n: past + 1),
@@ -62,5 +63,6 @@ WRONG = {
         [("scores", filling) for filling in FILLINGS],
         [("scores", "10,000"), ("scores", "NaN"), ("v", "NaN")],
         [("q", "0")],
+        ("v", "NaN"),  # a pair, and not a list of pairs
     ],
 }
