@@ -94,6 +94,11 @@ def test_no_file_names_a_package_registry_or_a_folder_of_one_machine():
     assert not [(path, match[0]) for path, text in texts() for match in forbidden.finditer(text)]
 
 
+def test_what_the_chapters_build_can_be_read_in_an_evening():
+    modules = [path for name in ("labcore", "kernels") for path in (ROOT / name).glob("*.py")]
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 3_500
+
+
 def test_no_module_of_the_packages_is_over_250_lines_of_code():
     """Docstrings, comments and empty lines apart."""
     modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
