@@ -15,7 +15,7 @@ import numpy as np
 
 from bookkit.engine_log import read_engine_log
 from bookkit.timing import machine, write_record
-from bookkit.trials import LLAMA_ON_4090, QWEN_ON_GB200, SWEEP, replay, sweep_run
+from bookkit.trials import LLAMA_ON_4090, QWEN_ON_GB200, SWEEP, replay_log, sweep_run
 from labcore.costs import Costs
 
 RESULTS = Path(__file__).resolve().parent.parent / "book" / "results"
@@ -79,7 +79,7 @@ def log():
     """The replay beside the log, and how much they agree if our clock is stretched."""
     folder = Path(os.environ["LABCORE_TRACES"])
     real = read_engine_log(next(folder.rglob(LOG)))
-    run, card = replay(real.workload), LLAMA_ON_4090
+    run, card = replay_log(real.workload), LLAMA_ON_4090
     to_the_end = real.last_token.max() / run.ends[-1]
     stretches = sorted([*np.arange(0.9, 1.305, 0.02).round(2), round(to_the_end, 4)])
     middle = (real.seconds >= 30) & (real.seconds <= 150)  # all have come, and it is full
@@ -107,7 +107,7 @@ def log():
         "agreement": [[float(stretch), agree(stretch)] for stretch in stretches],
         "middle": [agree(1, middle), agree(to_the_end, middle)],
         "what_if": {
-            name: summary(replay(real.workload, **other)) for name, other in others.items()
+            name: summary(replay_log(real.workload, **other)) for name, other in others.items()
         },
         "seconds": every.tolist(),
         "running": running.tolist(),

@@ -201,7 +201,7 @@ class Replay(NamedTuple):
         return np.append(self.running, 0)[step], np.append(self.kv_use, 0)[step]
 
 
-def replay(
+def replay_log(
     workload: Workload,
     num_blocks: int = 2_588,
     step: Callable[[int, int], float] = LLAMA_ON_4090,

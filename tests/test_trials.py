@@ -23,7 +23,7 @@ from bookkit.trials import (
     Replay,
     clients,
     lengths,
-    replay,
+    replay_log,
     requests_like,
     steps_of_entry,
     usage,
@@ -209,7 +209,7 @@ def test_the_recorded_gain_at_5_per_cent_is_within_two_points_and_later_too_kind
 
 def test_a_replay_has_a_clock_that_waits_for_who_has_yet_to_come():
     requests = Workload("three", [3, 3, 3], [2, 2, 2], np.array([0.0, 0.5, 10.0]))
-    run = replay(requests, num_blocks=10, step=ConstantStep(1.0), token_budget=100)
+    run = replay_log(requests, num_blocks=10, step=ConstantStep(1.0), token_budget=100)
     # 0: a prompt and, in the next steps, two tokens; the second joins at 1; at 10 the third
     assert run.ends.tolist() == [1, 2, 3, 4, 11, 12, 13]
     assert run.running.tolist() == [1, 2, 2, 1, 1, 1, 1]
@@ -235,7 +235,7 @@ def test_the_record_holds_no_more_of_the_log_than_its_summary():
 def test_the_replayed_log_agrees_in_its_averages_and_not_second_by_second():
     (path,) = Path(os.environ["LABCORE_TRACES"]).rglob(LOG)
     log = read_engine_log(path)
-    run = replay(log.workload)
+    run = replay_log(log.workload)
     running, kv_use = run.at(np.arange(1, run.ends[-1]))
     assert abs(running.mean() / log.running.mean() - 1) < 0.05
     assert abs(kv_use.mean() / log.kv_use.mean() - 1) < 0.05
