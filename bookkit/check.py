@@ -52,8 +52,12 @@ def compare(guess: float | None, answer: float, within: float, why: str) -> Verd
     """
     if guess is None:
         return Verdict(False, NOTHING)
-    if isinstance(guess, bool) or not isinstance(guess, Real) or math.isnan(guess):
+    if isinstance(guess, bool) or not isinstance(guess, Real) or guess != guess:  # a NaN
         return Verdict(False, f"a number is asked for, got {guess!r}.")
+    try:
+        float(guess)
+    except OverflowError:  # 10**400, say
+        guess = math.inf if guess > 0 else -math.inf
     if abs(guess - answer) <= within:
         return Verdict(True, why)
     return Verdict(False, f"{guess:,} is too {'low' if guess < answer else 'high'}.")

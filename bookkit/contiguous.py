@@ -6,6 +6,7 @@ may be: external fragmentation.
 
 from bisect import bisect, insort
 from numbers import Integral
+from operator import index
 
 
 class FirstFit:
@@ -29,6 +30,7 @@ class FirstFit:
 
     def free(self, start: int) -> None:
         """Give a region back; holes that touch become one. Raises KeyError if none starts here."""
+        start = index(start)  # 0.0 is found, too, and would stay in the holes
         end = self.taken.pop(start)
         self.num_free += end - start
         i = bisect(self.holes, (start, end))
@@ -77,6 +79,7 @@ class Buddy:
 
     def free(self, start: int) -> None:
         """Give a region back, and join buddies. Raises KeyError if none starts here."""
+        start = index(start)
         length = self.taken.pop(start)
         self.num_free += length
         while (buddy := (length, start ^ length)) in self.holes:

@@ -8,7 +8,7 @@ and the book's script and style sheet (book/_static) see to its controls.
 import gzip
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from html import escape
 from itertools import product
@@ -42,6 +42,9 @@ class Explorer:
     ) -> None:
         start, labels = start or {}, labels or {}
         self.render = render
+        for name, values in axes.items():
+            if isinstance(values, str) or not isinstance(values, Iterable):
+                raise ValueError(f"axis {name!r} is a list of values, not {values!r:.60}")
         self.axes = {name: list(values) for name, values in axes.items()}
         _check(self.axes, start, labels)
         self.start = {name: values[0] for name, values in self.axes.items()} | start

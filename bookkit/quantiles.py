@@ -2,6 +2,7 @@
 
 import json
 from math import inf
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ def quantiles(workload: Workload, bands: int = 10) -> dict:
     """
     if not isinstance(workload, Workload):
         raise TypeError(f"expected a Workload, got {workload!r:.40}")
-    if not 1 <= bands <= len(workload):
+    if not 1 <= index(bands) <= len(workload):
         raise ValueError(f"{len(workload)} requests cannot be cut into {bands} bands")
     parts = np.array_split(np.argsort(workload.prompts, kind="stable"), bands)
     table = {"percent": PERCENT}
@@ -68,11 +69,11 @@ def _checked(table: dict) -> tuple[np.ndarray, np.ndarray]:
         rows = np.array([table["prompts"], table["outputs"]], float)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no table of percent, prompts and outputs: {error}") from None
-    rising = len(percent) > 1 and percent[0] == 0 and percent[-1] == 100
+    rising = percent.ndim == 1 < percent.size and percent[0] == 0 and percent[-1] == 100
     if not (rising and (np.diff(percent) > 0).all() and rows.shape[2:] == percent.shape):
         raise ValueError(
             f"a row has a quantile for each percent, from 0 to 100, got {rows.shape} at {percent}"
         )
-    if not ((np.diff(rows) >= 0).all() and 1 <= rows.min() <= rows.max() < 2**53):
+    if not (rows.size and (np.diff(rows) >= 0).all() and 1 <= rows.min() <= rows.max() < 2**53):
         raise ValueError("quantiles are lengths of at least 1 token that never fall")
     return percent, rows

@@ -44,7 +44,7 @@ def sweep(
         raise ValueError(f"a file knows its function by name, and {run!r:.60} has none")
     table = _read(Path(file), name, rows) if file else {}
     todo = [key for key in rows if key not in table]
-    columns, failed = next(iter(table.values()), {}).keys(), 0
+    columns, failed = next((results.keys() for results in table.values()), None), 0
     with (
         open(file, "a", buffering=1) if file else nullcontext() as lines,
         tqdm(total=len(rows), initial=len(table), unit="run", delay=5, leave=False) as bar,
@@ -52,7 +52,7 @@ def sweep(
     ):
         for key, results in outcomes:
             if "error" not in results:
-                columns = columns or results.keys()
+                columns = results.keys() if columns is None else columns
                 if results.keys() != columns:
                     results = {"error": f"columns {[*results]}, other rows have {[*columns]}"}
                 elif file:
@@ -107,7 +107,11 @@ def _read(path, name, rows) -> dict[str, dict]:
                 raise ValueError(f"a row of {row['run']}, not of {name}")
             if key not in rows or key in table:
                 raise ValueError(f"{key} is {'there twice' if key in table else 'not in the grid'}")
-            table[key] = dict(row["results"])
+            table[key] = results = dict(row["results"])
+            if taken := results.keys() & {*row["parameters"], "error"}:
+                raise ValueError(f"results are not called {sorted(taken)}")
+            if results.keys() != (columns := next(iter(table.values())).keys()):
+                raise ValueError(f"columns {[*results]}, rows before it have {[*columns]}")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}, line {number}, is no row of this sweep: {error}") from None
     if not rest.startswith(b'{"run": "'[: len(rest)]):

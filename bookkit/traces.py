@@ -68,7 +68,7 @@ def block_keys(
 
     Part k of id i has key (i, k). Raises ValueError if the sizes do not divide.  Given.
     """
-    if block_size < 1 or hash_block_size % block_size:
+    if min(block_size, hash_block_size) < 1 or hash_block_size % block_size:
         raise ValueError(f"blocks of {block_size} tokens do not divide one of {hash_block_size}")
     if len(ids) < blocks_needed(prompt, hash_block_size):
         raise ValueError(f"{len(ids)} ids of {hash_block_size} tokens for a prompt of {prompt}")
@@ -165,7 +165,7 @@ def _ticks(when: str) -> int:
         raise ValueError(f"expected a date and a time, got {when!r}") from None
     moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     seconds = round((moment - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds())
-    fraction = re.search(r"\.\d+|$", str(when))[0][1:]
+    fraction = re.search(r"[.,]\d+|$", str(when))[0][1:]  # ISO 8601 has both marks
     return seconds * TICKS + int(f"{fraction:0<7.7}")
 
 

@@ -455,6 +455,7 @@ def test_samples_of_several_prompts_stand_one_after_another():
     answers = generate(odd(), kv, prompts, 5, greedy, samples=3)
     texts = [dense_greedy(odd(), prompt, 5)[len(prompt) :] for prompt in prompts]
     assert answers == [texts[0]] * 3 + [texts[1]] * 3
+    assert texts[0][0] != texts[1][0]  # a row of the other prompt would be seen at once
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ def test_a_refusal_changes_nothing():
         for start in (1, 8, -1):
             with pytest.raises(KeyError):
                 memory.free(start)
+        for start in (0.0, None, "0"):  # a dict finds 0.0 where 0 is
+            with pytest.raises(TypeError):
+                memory.free(start)
         assert repr(vars(memory)) == before
 
 

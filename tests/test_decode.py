@@ -398,6 +398,11 @@ def test_p9_a_batch_of_four_equals_batches_of_one():
             first_tie(batch[row][None], one[None])
 
 
+def test_the_small_model_says_something_else_after_each_prompt():
+    """Else a test that compares answers would not see a row that was taken for another."""
+    assert len({tuple(dense_greedy(odd(), [token], 5)[1:]) for token in range(10)}) >= 8
+
+
 def test_p9_a_token_may_differ_at_a_tie_and_nowhere_else():
     """A hand-made row whose two best logits differ by 1e-6 in its third step."""
     expected = torch.tensor([[0, 1, 2.0], [0, 3, 1.0], [1 + 1e-6, 1, 0], [5, 0, 1.0]])

@@ -263,6 +263,8 @@ def test_anything_else_is_refused_by_its_type():
     [
         ({}, "at least one axis"),
         ({"n": []}, "axis 'n' has no values"),
+        ({"n": 16}, "axis 'n' is a list of values, not 16"),
+        ({"n": "chat"}, "axis 'n' is a list of values, not 'chat'"),
         ({"n": [1], "start": {"m": 1}}, r"no axis 'm' among \['n'\]"),
         ({"n": [1], "labels": {"m": str}}, r"no axis 'm' among \['n'\]"),
         ({"n": [1, 2], "start": {"n": 3}}, r"start n=3 is not one of \[1, 2\]"),

@@ -169,6 +169,8 @@ def test_other_columns_than_those_of_the_first_row_are_a_failure():
     table = sweep({"n": [1, 2, 3]}, lambda n: {"a": n} if n != 2 else {"a": n, "b": 0}, Serial())
     assert table[1] == {"n": 2, "error": "columns ['a', 'b'], other rows have ['a']"}
     assert [row.get("a") for row in table] == [1, None, 3]
+    empty, other = sweep({"n": [1, 2]}, lambda n: {} if n == 1 else {"a": n}, Serial())
+    assert (empty, other["error"]) == ({"n": 1}, "columns ['a'], other rows have []")
 
 
 class Odd(Exception):
@@ -357,6 +359,9 @@ def line(n=0, run="test_sweep.swept.<locals>.run", **results):
         (["[1]"], "line 1, .*: list indices"),
         (['{"run": "x"}'], "line 1, .*: 'parameters'"),
         ([line(0).replace("0}", '0, "m": 1}', 1)], "line 1, .* is not in the grid"),
+        ([line(0), line(1).replace("square", "n")], r"line 2, .*: results are not called \['n'\]"),
+        ([line(0, error="no")], r"line 1, .*: results are not called \['error'\]"),
+        ([line(0), line(1, cube=1)], r"line 2, .*: columns \['cube'\], rows before it have"),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused_and_left_as_it_is(tmp_path, lines, message):

@@ -115,6 +115,9 @@ def test_an_id_of_a_trace_stands_for_several_of_our_blocks_and_only_full_ones():
     for block_size in (0, 3, 784):
         with pytest.raises(ValueError, match=f"blocks of {block_size} tokens do not divide"):
             block_keys((7,), 512, block_size)
+    for hash_block_size in (0, -512):
+        with pytest.raises(ValueError, match=f"do not divide one of {hash_block_size}"):
+            block_keys((7,), 512, 16, hash_block_size)
 
 
 def test_a_block_of_hashes_holds_at_least_one_token(write):
@@ -135,6 +138,13 @@ def test_a_time_may_have_a_zone(write):
     rows = ["00:00:00.009930+00:00", "02:00:00.5+02:00", "00:00:01Z", "00:00:02"]
     text = HEADER + "".join(f"2024-05-10 {row},5,1\n" for row in rows)
     assert read_trace(write(text)).arrivals.tolist() == [0, 0.49007, 0.99007, 1.99007]
+
+
+def test_a_comma_before_the_fraction_of_a_second_is_read_as_a_point_is(write):
+    """Source: ISO 8601 and Python's fromisoformat, which take both; logging writes a comma."""
+    rows = ['"2023-11-16 18:15:46,250"', '"2023-11-16 18:15:46,6805900"', "2023-11-16 18:15:47.5"]
+    trace = read_trace(write(HEADER + "".join(f"{when},5,1\n" for when in rows)))
+    assert trace.arrivals.tolist() == [0, 0.43059, 1.25]
 
 
 def test_prefixes_are_unknown_unless_every_row_tells_them(write):

@@ -137,6 +137,11 @@ def test_there_are_no_more_bands_than_requests(bands):
         quantiles(from_pairs([(1, 1), (2, 2)]), bands)
 
 
+def test_half_a_band_is_refused():
+    with pytest.raises(TypeError, match="float"):
+        quantiles(from_pairs([(1, 1), (2, 2), (3, 3)]), 1.5)
+
+
 def test_draws_lie_evenly_between_two_quantiles():
     table = {"percent": [0, 50, 100], "prompts": [[10, 20, 100]], "outputs": [[5, 5, 5]]}
     workload = draw_quantiles(table, 20_000)
@@ -180,6 +185,7 @@ ROW = {"percent": [0, 100], "prompts": [[1, 2]], "outputs": [[1, 2]]}
         {"percent": [0, 0, 100], "prompts": [[1, 1, 2]], "outputs": [[1, 1, 2]]},
         {"percent": [0, float("nan"), 100], "prompts": [[1, 1, 2]], "outputs": [[1, 1, 2]]},
         {"percent": []},
+        {"percent": 100},
         {"prompts": [[2, 1]]},
         {"prompts": [[0, 1]]},
         {"prompts": [[1, float("nan")]]},
@@ -188,6 +194,7 @@ ROW = {"percent": [0, 100], "prompts": [[1, 2]], "outputs": [[1, 2]]}
         {"prompts": [[1, 2], [3, 4]]},
         {"prompts": [1, 2], "outputs": [1, 2]},
         {"prompts": [], "outputs": []},
+        {"prompts": np.empty((0, 2)), "outputs": np.empty((0, 2))},
         {"prompts": [["one", "two"]]},
     ],
     ids=str,
