@@ -16,7 +16,7 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 # --all reads every page again: without it, a second run after a failure finds nothing to do and ends well.
-# Chapters are run again only when they, labcore/, kernels/ or the pins changed (book/_ext/labbook.py).
+# Chapters are run again only when they, a package, a recorded result or the pins changed (book/_ext/labbook.py).
 # Pages and twins show the model that ships; LABCORE_MODEL is for `make lab`.
 book test notebooks: export LABCORE_MODEL =
 

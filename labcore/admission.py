@@ -118,8 +118,7 @@ def submit(policy: Policy, prompt: int, limits: Limits, samples: int = 1) -> str
 
 def has_room(needed: int, num_free: int, num_running: int, limits: Limits) -> bool:
     """Whether `needed` blocks leave the watermark's free, if anything runs. Built in: ch08a"""
-    headroom = limits.headroom if num_running else 0
-    return num_free - needed >= headroom
+    return num_free - needed >= (limits.headroom if num_running else 0)
 
 
 def admit(

@@ -182,8 +182,9 @@ class BlockTables:
         """Start a sequence with `num_tokens` stored tokens. Raises OutOfBlocks, ValueError."""
         self._check_new(seq_id)
         num_blocks = blocks_needed(_count(num_tokens), self.block_size)
-        self._tables[seq_id] = self.allocator.allocate_many(num_blocks)
+        block_ids = self.allocator.allocate_many(num_blocks)
         self._num_tokens[seq_id] = index(num_tokens)
+        self._tables[seq_id] = block_ids  # last: Ctrl-C leaves no table without a length
 
     def append(self, seq_id: Hashable, n: int = 1) -> list[tuple[int, int]]:
         """Count `n` more tokens as stored; return the copies to make before they are written.
@@ -246,8 +247,8 @@ class BlockTables:
         num_blocks = blocks_needed(num_tokens, self.block_size)
         shared = self._tables[parent][:num_blocks]
         self.allocator._hold(shared)
-        self._tables[child] = shared
         self._num_tokens[child] = num_tokens
+        self._tables[child] = shared
 
     def drop(self, seq_id: Hashable) -> None:
         """End a sequence; its last block is freed first. Raises KeyError, DoubleFree."""

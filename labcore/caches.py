@@ -1,6 +1,7 @@
 """Where keys and values stay between steps: concatenated, in one long buffer, or in blocks."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 
 import torch
 
@@ -109,7 +110,9 @@ class PagedKV:
             raise
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (source, destination) in all layers, keys and values."""
+        """Copy blocks (source, destination) in all layers. Raises UnknownBlock for a wrong id."""
+        for block_id in chain.from_iterable(copies):
+            self.tables.allocator.ref_count(block_id)  # raises UnknownBlock
         if copies:
             source, destination = torch.tensor(copies, device=self.keys.device).T
             for pool in (self.keys, self.values):

@@ -95,7 +95,7 @@ class Plan:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 <= self.block_size or min(self.weights, self.activations) < 0:
             raise ValueError(f"a share is above 0 and at most 1, sizes not negative, got {self}")
-        if self.num_blocks < 1:
+        if not self.num_blocks >= 1:  # or no number at all
             raise ValueError(
                 f"no block fits: {self.share} of {self.memory:,} bytes, less {self.weights:,} of "
                 f"weights and {self.activations:,} of activations, is {self.kv_bytes:,}"
@@ -112,9 +112,9 @@ class Plan:
         return self.kv_bytes // (self.block_size * self.shape.token_bytes)
 
     def sequences(self, tokens: int) -> int:
-        """How many fit of `tokens` tokens each, or with room for so many reserved."""
-        return self.num_blocks // blocks_needed(tokens, self.block_size)
+        """How many fit of `tokens` tokens each, at least 1, or with room for so many reserved."""
+        return self.num_blocks // blocks_needed(max(1, tokens), self.block_size)
 
     def sequences_of_mean(self, tokens: int) -> int:
         """How many fit of all lengths, `tokens` the mean, their last blocks half empty (ch07)."""
-        return 2 * self.num_blocks * self.block_size // (2 * tokens + self.block_size - 1)
+        return 2 * self.num_blocks * self.block_size // (2 * max(1, tokens) + self.block_size - 1)

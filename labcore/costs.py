@@ -66,15 +66,6 @@ class Recovery:
             )
 
 
-def link_seconds(num_bytes: float, bytes_per_second: float, latency: float = 0.0) -> float:
-    """How long a copy takes on a link: its bytes, and what every copy costs. Built in: ch08b"""
-    if not (num_bytes >= 0 and bytes_per_second > 0 and latency >= 0):
-        raise ValueError(
-            f"no link copies {num_bytes} bytes at {bytes_per_second} a second after {latency}"
-        )
-    return num_bytes / bytes_per_second + latency
-
-
 @dataclass(frozen=True)
 class Costs:
     """What a run is charged in seconds; `step(stored, computed)` gives those of a step. Given.

@@ -90,6 +90,7 @@ def prefill_packed(model: GPT2, kv: PagedKV, prompts: Mapping[Hashable, Sequence
     cache of another shape; TypeError for tokens that are no whole numbers or a cache of other
     numbers or on another device; ContextOverflow and OutOfBlocks.  Built in: ch05
     """
+    prompts = {seq_id: list(tokens) for seq_id, tokens in prompts.items()}
     ids, positions, slots = _start(model, kv, prompts)  # each [total]
     counts = list(map(len, prompts.values()))
     slots_so_far = [

@@ -75,7 +75,8 @@ class Engine:
     """A server of one model on one pool of blocks, first come, first served.
 
     `limits` are the pool's; a policy that reserves has no use for their watermark. `choose` is
-    called for one token at a time with the request's number as its row. With a `host` pool victims
+    called for one token at a time with the request's number as its row. It, `victim` and a rule
+    may submit and cancel, and not step. With a `host` pool victims
     of one sample are copied there while it has room; all others are computed again. `answers` holds
     what has ended, by request, one list of tokens a sample; `refusals` why a request cannot be
     served. In a `PrefixCache` prompts are found once they are computed, answers once they end or
@@ -160,11 +161,10 @@ class Engine:
                 self._make_room(request)
         if not self.running:  # whoever came in has ended with the first token, or was refused
             return
-        going = [(request, sample) for request in self.running for sample in request.going]
-        seq_ids = [(request.index, sample) for request, sample in going]
-        tokens = [request.answers[sample][-1] for request, sample in going]
-        logits = forward_paged_decode(self.model, self.kv, seq_ids, tokens, self.attention)
-        self.undecided.extend((*who, row) for who, row in zip(going, logits, strict=True))
+        going = {(r.index, sample): (r, sample) for r in self.running for sample in r.going}
+        tokens = [request.answers[sample][-1] for request, sample in going.values()]
+        logits = forward_paged_decode(self.model, self.kv, going, tokens, self.attention)
+        self.undecided.extend((*who, row) for who, row in zip(going.values(), logits, strict=True))
         for request in self.running:
             request.stored += 1
         self._record()
@@ -189,7 +189,10 @@ class Engine:
             needed = group_blocks(head.prompt, room, len(head.going), head.limits.block_size)
             needed -= 0 if self._is_on_host(head) else known_in_use(self.kv.tables, head.first_ids)
             server = Server(self.running, free, self.steps - self.calm_since, self.answer_lengths)
-            if may_enter(self.policy, head, needed, server, head.limits):
+            enters = may_enter(self.policy, head, needed, server, head.limits)
+            if not self.waiting or self.waiting[0] is not head:  # the rule has cancelled it
+                continue
+            if enters:
                 if self._is_on_host(head):
                     self.host.swap_in((head.index, 0))
                 else:
@@ -259,8 +262,8 @@ class Engine:
             try:
                 (token,) = map(index, self.choose(logits[None], [row], len(answer)))
                 check_vocabulary([token], self.model.config.vocab_size)
-            except BaseException:  # the next step asks again
-                self.undecided.appendleft(undecided)
+            except BaseException:  # the next step asks again, unless `choose` has cancelled it
+                self.undecided.extendleft([undecided] * (request in self.running))
                 raise
             if request not in self.running:  # `choose` has cancelled it
                 continue
@@ -292,14 +295,14 @@ class Engine:
             for seq_id in request.seq_ids
             for block_id in tables.block_table(seq_id)[: request.stored // block_size]
         }
-        rest = sum(r.stored % block_size * len(r.going) for r in running)
         self.history.record(
             running=len(self.running),
             waiting=len(self.waiting),
             finished=len(self.answers),
             refused=len(self.refusals),
             free=tables.allocator.num_free,
-            stored=len(full) * block_size + rest,
+            stored=len(full) * block_size
+            + sum(request.stored % block_size * len(request.going) for request in running),
         )
 
 

@@ -107,12 +107,9 @@ class GPT2(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Everything anew, without a cache: [batch, n] to [batch, n, vocab_size]."""
-
-        def attend(layer, q, k, v):
-            return causal_attention(q, k, v)
-
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return self.logits(self.hidden(tokens, positions, attend))
+        hidden = self.hidden(tokens, positions, lambda layer, *qkv: causal_attention(*qkv))
+        return self.logits(hidden)
 
 
 def random_gpt2(config: GPT2Config, seed: int = 0) -> GPT2:
@@ -134,8 +131,7 @@ def find_model(name: str | None = None) -> str:
 
     None takes LABCORE_MODEL from the environment, else "tiny".  Given.
     """
-    if name is None:
-        name = os.environ.get("LABCORE_MODEL") or "tiny"
+    name = name or os.environ.get("LABCORE_MODEL") or "tiny"
     return str(Path(__file__).parent / "tiny" if name == "tiny" else Path(name).expanduser())
 
 

@@ -59,6 +59,8 @@ class PrefixCache(BlockAllocator):
 
     def adopt(self, tables: BlockTables, seq_id: Hashable, tokens: Sequence[Hashable]) -> int:
         """Start a new sequence with the blocks that `match`; the tokens in them. ValueError."""
+        if tables.allocator is not self:
+            raise ValueError(f"the tables for {seq_id!r} are another pool's")
         found = self.match(tables, tokens)
         tables.add(seq_id)
         self._hold(found)
@@ -113,7 +115,7 @@ class PrefixCache(BlockAllocator):
         assert sorted(chain(self._free_ids, self._reusable)) == unheld, (self.counts(), unheld)
         keys = {key: block_id for block_id, (_, key) in self._entries.items()}
         assert keys == self._blocks, (keys, self._blocks)
-        assert self._reusable.keys() <= self._entries.keys(), (self._reusable, self._entries)
+        assert self._reusable.keys() <= self._entries.keys(), self._reusable
         assert self._entries.keys().isdisjoint(self._free_ids), (self._free_ids, self._entries)
 
     def _evict(self, n):
@@ -125,9 +127,8 @@ class PrefixCache(BlockAllocator):
             self._free_ids[:0] = reversed(evicted)
 
     def _forget(self, block_id):
-        if block_id in self._entries:
-            _, key = self._entries.pop(block_id)
-            del self._blocks[key]
+        _, key = self._entries.pop(block_id, (None, None))
+        self._blocks.pop(key, None)
 
     def _hold(self, block_ids):
         for block_id in block_ids:

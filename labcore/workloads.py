@@ -50,6 +50,8 @@ class Workload:
                 i = int(np.argmin(lengths))
                 raise ValueError(f"request {i}: {kind} of {lengths[i]} tokens, below 1")
             object.__setattr__(self, f"{kind}s", lengths)
+        if self.prefix_ids is not None and len(self.prefix_ids) != len(self):
+            raise ValueError(f"{len(self.prefix_ids)} lists of ids for {len(self)} requests")
         if self.arrivals is None:
             return
         arrivals = np.asarray(self.arrivals, dtype=float)

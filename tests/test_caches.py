@@ -8,7 +8,7 @@ import torch
 from models import FLOATS, RUBBISH, assert_equal_logits, bits, odd, random_tokens, snapshot, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labcore.blocks import OutOfBlocks
+from labcore.blocks import OutOfBlocks, UnknownBlock
 from labcore.caches import ConcatKV, ContextOverflow, PagedKV, StaticKV, forward_cached
 from labcore.capacity import read_kv_shape
 from labcore.gpt2 import GPT2Config, find_model, read_config
@@ -153,6 +153,16 @@ def test_c8_copies_cover_every_layer_and_both_caches_and_one_source_goes_to_two_
         for source, destination in copies:
             assert torch.equal(pool[:, destination], before[:, source])
         assert torch.equal(pool[:, others], before[:, others])
+
+
+@pytest.mark.parametrize("copy", [(0, -1), (-1, 0), (0, 8), (8, 0)])
+def test_a_copy_from_or_to_no_block_of_the_pool_is_refused_before_any_is_made(copy):
+    kv = PagedKV(GPT2Config(n_layer=1, n_head=1, n_embd=4), num_blocks=8, block_size=2)
+    kv.keys.normal_()
+    before = kv.keys.clone()
+    with pytest.raises(UnknownBlock, match="in a pool of 8"):
+        kv.copy_blocks([(1, 2), copy])
+    assert torch.equal(kv.keys, before)
 
 
 class Launches(TorchDispatchMode):

@@ -167,6 +167,19 @@ def test_a_card_with_room_for_less_than_a_block_is_refused():
         Plan(SEVEN_B, memory=block - 1, weights=0)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_size_that_is_no_number_is_refused(number):
+    with pytest.raises(ValueError, match="no block fits"):
+        Plan(SEVEN_B, memory=10**12, weights=number)
+
+
+def test_a_sequence_has_a_token_at_least():
+    plan = Plan(SEVEN_B, memory=10 * 16 * SEVEN_B.token_bytes, weights=0)
+    assert plan.sequences(0) == plan.sequences(1) == plan.num_blocks == 10
+    ones = Plan(SEVEN_B, memory=10 * SEVEN_B.token_bytes, weights=0, block_size=1)
+    assert ones.sequences_of_mean(0) == ones.sequences_of_mean(1) == 10
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"share": 0}, {"share": 1.01}, {"weights": -1}, {"activations": -1}, {"block_size": 0}],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labcore.admission import Limits, lowest_priority, newest, oldest, paged, reserve_limit
-from labcore.costs import ConstantStep, Costs, Recovery, Roofline, link_seconds
+from labcore.costs import ConstantStep, Costs, Recovery, Roofline
 from labcore.jobs import Counts, Jobs
 from labcore.simulator import simulate
 from labcore.steps import StepLoop
@@ -67,13 +67,6 @@ def test_a_7b_model_reads_more_cache_than_weights_from_26_000_tokens_on():
     assert step(0, 300) == pytest.approx(0.014)
 
 
-def test_a_copy_takes_its_bytes_and_what_every_copy_costs():
-    """A block of 16 tokens of 524,288 bytes on a link of 25 GB/s: a third of a millisecond."""
-    assert link_seconds(16 * 524_288, 25e9) == pytest.approx(0.000336, rel=0.01)
-    assert link_seconds(100, 50, latency=0.5) == 2.5
-    assert link_seconds(0, 50, latency=0.5) == 0.5
-
-
 NAN = float("nan")
 
 
@@ -98,10 +91,6 @@ NAN = float("nan")
         (lambda: Recovery(block_seconds=-0.5), "block_seconds=-0.5"),
         (lambda: Recovery(block_seconds=NAN), "block_seconds=nan"),
         (lambda: Recovery(block_seconds=inf), "block_seconds=inf"),
-        (lambda: link_seconds(1, 0), "no link copies 1 bytes at 0 a second"),
-        (lambda: link_seconds(-1, 1), "no link copies -1 bytes"),
-        (lambda: link_seconds(1, NAN), "at nan a second"),
-        (lambda: link_seconds(1, 1, -1), "after -1"),
         (lambda: Costs(token_budget=0), "a token budget is a whole number, at least 1, got 0"),
         (lambda: Costs(token_budget=-3), "at least 1, got -3"),
         (lambda: Costs(token_budget=2.5), "at least 1, got 2.5"),

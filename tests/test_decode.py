@@ -463,6 +463,16 @@ def test_a_prompt_that_continues_a_fork_does_not_touch_the_parent():
     )
 
 
+def test_a_prompt_may_come_as_what_can_be_read_once():
+    model, prompt = tiny(), random_tokens(9, 9)
+    logits = []
+    for tokens in (prompt, iter(prompt)):
+        kv = paged_cache(tiny(), 6, 4)
+        kv.tables.add(0)
+        logits.append(prefill_packed(model, kv, {0: tokens}))
+    assert torch.equal(*logits)
+
+
 def test_four_samples_of_one_prompt_part_in_one_step():
     model, kv, prompt = tiny(), paged_cache(tiny(), 6, 4), random_tokens(9, 9)
     admit(model, kv, {0: prompt})

@@ -336,6 +336,37 @@ def test_a_request_may_cancel_itself_while_its_token_is_chosen():
         assert engine.answers == {k: v for k, v in alone.items() if k != ended}
 
 
+@pytest.mark.parametrize("cancelled", [{0}, {1}, {0, 1}, {0, 1, 2}])
+def test_a_rule_may_cancel_the_request_about_which_it_is_asked(cancelled):
+    def admits(request, server, limits):
+        if request.index in cancelled:
+            engine.cancel(request.index)
+        return True
+
+    rule = Policy("cancels", paged.set_aside, grows=True, admits=admits)
+    engine = make_engine(stub(), 8, 4, rule)
+    engine.submit([9] * 3, 9)
+    engine.step()  # alone, a request is not judged
+    cancelled = {number + 1 for number in cancelled}
+    ask(engine, [([1] * 3, 4), ([2] * 3, 4), ([3] * 3, 4)])
+    finish(engine)
+    assert set(engine.answers) == {0, 1, 2, 3} - cancelled
+
+
+def test_a_request_that_cancels_itself_and_then_fails_is_not_asked_again():
+    def choose(logits, rows, step):
+        if (rows, step) == ([0], 1):
+            engine.cancel(0)
+            raise Interrupted
+        return greedy(logits, rows, step)
+
+    engine = ask(make_engine(stub(), 8, 4, choose=choose), [([1] * 3, 4), ([2] * 3, 4)])
+    with pytest.raises(Interrupted):
+        engine.run()
+    finish(engine)
+    assert set(engine.answers) == {1}
+
+
 # Requests that cannot be served
 
 

@@ -40,6 +40,16 @@ def run(tables, seq_id, tokens):
     return hit
 
 
+def test_tables_over_another_pool_are_refused_and_neither_pool_changes():
+    (cache, tables), (_, others) = make(8, 4), make(8, 4)
+    run(tables, "s", [1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="another pool's"):
+        cache.adopt(others, "t", [1, 2, 3, 4, 5])
+    assert others.seq_ids() == []
+    cache.check_invariants()
+    others.check_invariants()
+
+
 def end(tables, *seq_ids):
     for seq_id in seq_ids:
         tables.drop(seq_id)

@@ -63,6 +63,11 @@ def test_pairs_that_are_no_requests_are_refused(pairs, message):
         from_pairs(pairs)
 
 
+def test_ids_of_blocks_belong_to_one_prompt_each():
+    with pytest.raises(ValueError, match="1 lists of ids for 2 requests"):
+        Workload("w", [3, 4], [1, 2], prefix_ids=((1,),))
+
+
 def test_a_head_keeps_what_belongs_to_its_requests():
     workload = Workload(
         "w",
