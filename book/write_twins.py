@@ -62,6 +62,7 @@ def fold(notebook) -> None:
 def main(names: list[str]) -> None:
     """Write the twin of each chapter named; stop at the first that fails."""
     os.environ.pop("LABCORE_STATIC", None)  # a twin holds what a reader's own run shows
+    os.environ["TQDM_DISABLE"] = "1"  # but no progress bar, which only a slow machine shows
     for name in names:
         if not Path(name).is_file():
             sys.exit(f"no chapter {name}")

@@ -101,6 +101,8 @@ def replay(
     None is a pool that never evicts. Each id of the trace stands for `hash_block_size` tokens. Left
     out: answers, and prompts that overlap in time. Raises ValueError, OutOfBlocks.  Built in: ch09b
     """
+    if block_size < 1:
+        raise ValueError(f"block_size is at least 1, got {block_size}")
     needed = [blocks_needed(prompt, block_size) for prompt in workload.prompts.tolist()]
     cache = PrefixCache(max(1, sum(needed)) if num_blocks is None else num_blocks)
     tables = BlockTables(cache, 1)  # a block of ours is one token here: the block's key

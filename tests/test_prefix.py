@@ -616,6 +616,8 @@ def test_a_prompt_larger_than_the_pool_and_sizes_that_do_not_divide_are_refused(
         replay(trace((64, (1,))), 3)
     with pytest.raises(ValueError, match="24 tokens do not divide one of 512"):
         replay(trace((64, (1,))), 3, 24)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        replay(trace((64, (1,))), 3, 0)
 
 
 @pytest.mark.skipif("LABCORE_TRACES" not in os.environ, reason="needs the real traces")
