@@ -112,9 +112,13 @@ class Plan:
         return self.kv_bytes // (self.block_size * self.shape.token_bytes)
 
     def sequences(self, tokens: int) -> int:
-        """How many fit of `tokens` tokens each, at least 1, or with room for so many reserved."""
-        return self.num_blocks // blocks_needed(max(1, tokens), self.block_size)
+        """How many fit of `tokens` tokens each, or with room for so many reserved."""
+        if tokens < 1:
+            raise ValueError(f"a sequence has at least 1 token, got {tokens}")
+        return self.num_blocks // blocks_needed(tokens, self.block_size)
 
     def sequences_of_mean(self, tokens: int) -> int:
         """How many fit of all lengths, `tokens` the mean, their last blocks half empty (ch07)."""
-        return 2 * self.num_blocks * self.block_size // (2 * max(1, tokens) + self.block_size - 1)
+        if tokens < 1:
+            raise ValueError(f"a sequence has at least 1 token, got {tokens}")
+        return 2 * self.num_blocks * self.block_size // (2 * tokens + self.block_size - 1)

@@ -75,12 +75,12 @@ class Engine:
     """A server of one model on one pool of blocks, first come, first served.
 
     `limits` are the pool's; a policy that reserves has no use for their watermark. `choose` is
-    called for one token at a time with the request's number as its row. It, `victim` and a rule
-    may submit and cancel, and not step. With a `host` pool victims
-    of one sample are copied there while it has room; all others are computed again. `answers` holds
-    what has ended, by request, one list of tokens a sample; `refusals` why a request cannot be
-    served. In a `PrefixCache` prompts are found once they are computed, answers once they end or
-    are preempted; who returns from the host looks nothing up, a group of samples only its prompt.
+    called for one token at a time with the request's number as its row. It, `victim` and a rule may
+    submit and cancel, and not step. With a `host` pool victims of one sample are copied there while
+    it has room; all others are computed again. `answers` holds what has ended, by request, one list
+    of tokens a sample; `refusals` why a request cannot be served. In a `PrefixCache` prompts are
+    found once they are computed, answers once they end or are preempted; who returns from the host
+    looks nothing up, a group of samples only its prompt.
     Source: Yu et al. 2022 (Orca), iteration-level scheduling. Built in: ch08a
     """
 
@@ -262,8 +262,9 @@ class Engine:
             try:
                 (token,) = map(index, self.choose(logits[None], [row], len(answer)))
                 check_vocabulary([token], self.model.config.vocab_size)
-            except BaseException:  # the next step asks again, unless `choose` has cancelled it
-                self.undecided.extendleft([undecided] * (request in self.running))
+            except BaseException:
+                if request in self.running:  # the next step asks again
+                    self.undecided.appendleft(undecided)
                 raise
             if request not in self.running:  # `choose` has cancelled it
                 continue

@@ -175,9 +175,11 @@ def test_a_size_that_is_no_number_is_refused(number):
 
 def test_a_sequence_has_a_token_at_least():
     plan = Plan(SEVEN_B, memory=10 * 16 * SEVEN_B.token_bytes, weights=0)
-    assert plan.sequences(0) == plan.sequences(1) == plan.num_blocks == 10
-    ones = Plan(SEVEN_B, memory=10 * SEVEN_B.token_bytes, weights=0, block_size=1)
-    assert ones.sequences_of_mean(0) == ones.sequences_of_mean(1) == 10
+    assert plan.sequences(1) == plan.num_blocks == 10
+    for fit in (plan.sequences, plan.sequences_of_mean):
+        for tokens in (0, -5, -8, -20):
+            with pytest.raises(ValueError, match=f"at least 1 token, got {tokens}"):
+                fit(tokens)
 
 
 @pytest.mark.parametrize(
