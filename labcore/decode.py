@@ -50,7 +50,8 @@ def forward_paged_decode(
         raise ValueError(f"a sequence is named twice: {seq_ids}")
     attention = find_attention(attention, kv)
     new_tokens = {seq_id: [token] for seq_id, token in zip(seq_ids, tokens, strict=True)}
-    ids, positions, slots = _start(model, kv, new_tokens)  # each [batch]
+    new_tokens = _checked(model, kv, new_tokens)
+    ids, positions, slots = _start(kv, new_tokens)  # each [batch]
     through_table = attention(kv.block_tables(seq_ids), positions + 1, kv.keys[0])
 
     def attend(layer, q, k, v):  # [batch, 1, heads, head_dim]
@@ -90,8 +91,8 @@ def prefill_packed(model: GPT2, kv: PagedKV, prompts: Mapping[Hashable, Sequence
     cache of another shape; TypeError for tokens that are no whole numbers or a cache of other
     numbers or on another device; ContextOverflow and OutOfBlocks.  Built in: ch05
     """
-    prompts = {seq_id: list(tokens) for seq_id, tokens in prompts.items()}
-    ids, positions, slots = _start(model, kv, prompts)  # each [total]
+    prompts = _checked(model, kv, prompts)
+    ids, positions, slots = _start(kv, prompts)  # each [total]
     counts = list(map(len, prompts.values()))
     slots_so_far = [
         torch.tensor(kv.slots(seq_id, 0, kv.tables.num_tokens(seq_id) + n), device=ids.device)
@@ -223,9 +224,8 @@ def _settle(kv, new_tokens):
     kv.copy_blocks(kv.tables.append_all(growth))
 
 
-def _start(model, kv, new_tokens):
-    """Check, then take the blocks: ids, positions and slots of all new tokens, each [total]."""
-    new_tokens = _checked(model, kv, new_tokens)
+def _start(kv, new_tokens):
+    """Take the blocks of checked tokens: their ids, positions and slots, each [total]."""
     kv.reserve({seq_id: len(tokens) for seq_id, tokens in new_tokens.items()})
     positions, slots = [], []
     for seq_id, tokens in new_tokens.items():

@@ -187,13 +187,14 @@ class Engine:
             head, logits, free = self.waiting[0], None, self.kv.tables.allocator.num_free
             room = self.policy.set_aside(head.prompt, head.stored, head.limits)
             needed = group_blocks(head.prompt, room, len(head.going), head.limits.block_size)
-            needed -= 0 if self._is_on_host(head) else known_in_use(self.kv.tables, head.first_ids)
+            on_host = self._is_on_host(head)
+            needed -= 0 if on_host else known_in_use(self.kv.tables, head.first_ids)
             server = Server(self.running, free, self.steps - self.calm_since, self.answer_lengths)
             enters = may_enter(self.policy, head, needed, server, head.limits)
             if not self.waiting or self.waiting[0] is not head:  # the rule has cancelled it
                 continue
             if enters:
-                if self._is_on_host(head):
+                if on_host:
                     self.host.swap_in((head.index, 0))
                 else:
                     logits = _compute(self.model, self.kv, head, room)

@@ -94,9 +94,9 @@ def simulate(
         workload = from_pairs(workload)
     _check(policy, limits, recompute_steps, samples, memory)
     jobs, refusals = _submit_all(policy, workload, limits, declared, samples, memory)
-    if arrivals and workload.arrivals is None:
-        raise ValueError(f"nothing is known of the arrivals of {workload.name}")
     if arrivals:
+        if workload.arrivals is None:
+            raise ValueError(f"nothing is known of the arrivals of {workload.name}")
         jobs = replace(jobs, arrivals=workload.arrivals.tolist())
     counts = Counts(history=History() if history else None)
     if victim is not newest or policy.admits or arrivals or samples > 1 or memory or costs:

@@ -103,10 +103,10 @@ def draw(
     Prompt and output are cut to `max_context` tokens. Raises ValueError for another name or shape,
     or another median or sigma than there can be.  Given.
     """
-    name = shape if isinstance(shape, str) else "log-normal"
-    if shape == name not in SHAPES:
-        raise ValueError(f"no workload {name!r}: choose one of {', '.join(SHAPES)}")
-    prompt, output = SHAPES.get(name, shape)
+    is_name = isinstance(shape, str)
+    if is_name and shape not in SHAPES:
+        raise ValueError(f"no workload {shape!r}: choose one of {', '.join(SHAPES)}")
+    name, (prompt, output) = (shape, SHAPES[shape]) if is_name else ("log-normal", shape)
     for median, sigma in (prompt, output):
         if not (0 < median < np.inf and 0 <= sigma < np.inf):
             raise ValueError(f"a median is above 0 and a sigma at least 0, got {median}, {sigma}")
