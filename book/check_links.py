@@ -75,7 +75,7 @@ def main(site: Path, only_list: bool = False) -> int:
         print(f"{words:5} {address}  ({', '.join(where)})")
     gone = sum(is_gone for _, is_gone in answers)
     print(f"{len(pages)} addresses, {gone} of them gone")
-    if gone == len(pages):
+    if 0 < gone == len(pages):
         print("All of them: is there a network here?")
     return gone
 

@@ -1,7 +1,8 @@
 """Exercises that check themselves: an answer is tried on cases that its author has not seen."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 
@@ -38,6 +39,17 @@ def check(attempt, test: Callable, tried: str) -> Verdict:
     except Exception as error:
         return Verdict(False, f"it raises {type(error).__name__}: {error}")
     return Verdict(True, tried)
+
+
+@contextmanager
+def told_with(case: str) -> Iterator[None]:
+    """Let an exception of an answer be told with the case that raised it.  Given."""
+    try:
+        yield
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{case}: it raises {type(error).__name__}: {error}") from error
 
 
 def expect(found, expected, case: str) -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import torch
 
-from bookkit.check import Verdict, check, compare, expect
+from bookkit.check import Verdict, check, compare, expect, told_with
 from labcore.attention import causal_attention
 from labcore.caches import ConcatKV, forward_cached
 from labcore.gpt2 import GPT2Config, random_gpt2
@@ -42,9 +42,11 @@ def _grow(kind: type, stops: list[int]) -> None:
         room = 1 << (end - 1).bit_length()
         copied += 2 * SMALL.n_layer * start * (start > 0 and room > 1 << (start - 1).bit_length())
         new = [x[:, :, start:end] for x in (q, k, v)]
-        _attend(cache, 0, [10 + x[0] for x in new], case)  # and the plug is pulled
+        with told_with(case):
+            cache.attend(0, *(10 + x[0] for x in new))  # and the plug is pulled
         for layer in range(SMALL.n_layer):
-            out = _attend(cache, layer, [x[layer] for x in new], case)
+            with told_with(case):
+                out = cache.attend(layer, *(x[layer] for x in new))
             wanted = causal_attention(q[layer, :, start:end], k[layer, :, :end], v[layer, :, :end])
             assert torch.allclose(out, wanted, atol=1e-9), f"{case}: another result than dense."
             for buffers in (cache.keys, cache.values):
@@ -52,16 +54,6 @@ def _grow(kind: type, stops: list[int]) -> None:
                 buffers[layer][:, end:] = torch.nan
         cache.num_tokens = end
         expect(cache.copied, copied, f"{case}: tokens copied, in keys and values of two layers")
-
-
-def _attend(cache, layer: int, new: list[torch.Tensor], case: str) -> torch.Tensor:
-    """What `attend` returns; what it raises is told with the case."""
-    try:
-        return cache.attend(layer, *new)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        raise AssertionError(f"{case}: it raises {type(error).__name__}: {error}") from error
 
 
 def check_off_by_one(forward: Callable | None) -> Verdict:

@@ -28,13 +28,8 @@ def _preemptions() -> int:
 
 def check_residents(guess: float | None) -> Verdict:
     """Exercise 1: how many chats run if each answer is taken for a long one.  Given."""
-
-    def test(guess):
-        verdict = compare(guess, _residents(), 6, "")
-        assert verdict.right, verdict.text
-
     why = "long answers and short ones make up for each other; a sum of fears is too large."
-    return check(guess, test, why)
+    return compare(guess, _residents(), 6, why)
 
 
 def check_victims(guess: Sequence | None) -> Verdict:
